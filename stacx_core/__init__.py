@@ -1,0 +1,104 @@
+"""Stacx: a post-training engine whose algorithms are plugins. These names are the public authoring API.
+
+Every name is imported on first use, so that `import stacx_core` costs nothing and torch is loaded only by
+code that touches tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from stacx_core.config import DataSync, ModelRole, TrainingConfig
+    from stacx_core.data.batch import Batch
+    from stacx_core.data.sample import Sample
+    from stacx_core.errors import (
+        BatchError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        ExitCode,
+        ModelError,
+        NonFiniteError,
+        PluginError,
+        RecipeError,
+        RewardError,
+        StacxError,
+        UnknownRecipeError,
+    )
+    from stacx_core.hookspecs import API_VERSION, hookimpl
+    from stacx_core.knobs import Args, Knob
+    from stacx_core.objectives import sum_of_sample_mean
+    from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
+    from stacx_core.specialization import CausalDecoderSpecialization, Specialization
+
+_HOME = {
+    "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
+    "stacx_core.data.batch": ("Batch",),
+    "stacx_core.data.sample": ("Sample",),
+    "stacx_core.errors": (
+        "BatchError",
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "ExitCode",
+        "ModelError",
+        "NonFiniteError",
+        "PluginError",
+        "RecipeError",
+        "RewardError",
+        "StacxError",
+        "UnknownRecipeError",
+    ),
+    "stacx_core.hookspecs": ("API_VERSION", "hookimpl"),
+    "stacx_core.knobs": ("Args", "Knob"),
+    "stacx_core.objectives": ("sum_of_sample_mean",),
+    "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
+    "stacx_core.specialization": ("CausalDecoderSpecialization", "Specialization"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "API_VERSION",
+    "TRAINING_CONFIGS",
+    "Args",
+    "Batch",
+    "BatchError",
+    "CausalDecoderSpecialization",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DataSync",
+    "ExitCode",
+    "Knob",
+    "ModelError",
+    "ModelRole",
+    "NonFiniteError",
+    "PluginError",
+    "RecipeError",
+    "RewardError",
+    "Sample",
+    "Specialization",
+    "StacxError",
+    "TrainingConfig",
+    "UnknownRecipeError",
+    "hookimpl",
+    "infer_algorithm",
+    "recipe",
+    "sum_of_sample_mean",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,0 +1,1 @@
+"""Backends: the models and optimizers a role runs on."""

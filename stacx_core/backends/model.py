@@ -1,0 +1,126 @@
+"""Loading and running a Hugging Face causal language model on packed batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from stacx_core.backends.attention import IMPLEMENTATION, AttentionLayout, PackedLayout
+from stacx_core.errors import ModelError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device for ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        ModelError: CUDA was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch sees no CUDA device; use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ModelError: There is none, or it cannot be read.
+    """
+    _check_folder(checkpoint)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no usable tokenizer in {checkpoint!r}: {error}") from error
+    return tokenizer
+
+
+def context_length(checkpoint: str) -> int | None:
+    """Most positions the model was made for, or ``None`` when its config does not say."""
+    _check_folder(checkpoint)
+    try:
+        config = AutoConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no usable model config in {checkpoint!r}: {error}") from error
+    limit = getattr(config, "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
+def load_model(checkpoint: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A causal LM that runs on packed batches.
+
+    Raises:
+        ModelError: The checkpoint cannot be read, lacks weights, or its attention cannot be packed.
+    """
+    _check_folder(checkpoint)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelError(f"cannot load a causal language model from {checkpoint!r}: {error}") from error
+    model: nn.Module = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{checkpoint!r} lacks {len(missing)} weights, first {missing[0]!r}; the checkpoint is not whole"
+        )
+    model.to(device)
+    check_packing(model)
+    return model
+
+
+def _check_folder(checkpoint: str) -> None:
+    looks_local = checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1
+    if looks_local and not Path(checkpoint).expanduser().is_dir():
+        raise ModelError(f"no folder {checkpoint!r}; give a Hugging Face model folder or a hub id")
+
+
+def check_packing(model: nn.Module) -> None:
+    """Make sure that every attention layer follows the packed layout.
+
+    Raises:
+        ModelError: A layer ignored the layout, so that packed sequences would see each other.
+    """
+    device = next(model.parameters()).device
+    layout = PackedLayout([2, 3], device)
+    tokens = torch.zeros(1, 5, dtype=torch.int64, device=device)
+    positions = torch.tensor([[0, 1, 0, 1, 2]], device=device)
+    with torch.no_grad():
+        forward(model, tokens, positions, layout)
+    layers = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    if len(layout.layers_seen) != layers:
+        raise ModelError(
+            f"{type(model).__name__}: {len(layout.layers_seen)} of {layers} layers use a replaceable attention; "
+            "this architecture cannot be trained on packed batches"
+        )
+
+
+def forward(
+    model: nn.Module,
+    tokens: Tensor,
+    positions: Tensor,
+    layout: AttentionLayout,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Logits of packed or decoded tokens.
+
+    Args:
+        model: From :func:`load_model`.
+        tokens: ``[B, T]`` int64.
+        positions: ``[B, T]`` int64, from 0 within each sequence.
+        layout: What may attend to what.
+        rows: Positions along T to compute logits for; all by default.
+
+    Returns:
+        ``[B, T or len(rows), V]`` in the model's dtype.
+    """
+    kept: dict[str, Any] = {} if rows is None else {"logits_to_keep": rows}
+    output = model(input_ids=tokens, position_ids=positions, use_cache=False, attention_layout=layout, **kept)
+    logits: Tensor = output.logits
+    return logits

@@ -1,0 +1,211 @@
+"""`stacx show-recipe`: everything that can be said about a recipe before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stacx_core.batch_keys import BATCH_KEYS, PRODUCERS
+from stacx_core.cli.listing import sync_text
+from stacx_core.cli.options import Session, config_option, json_option, plugin_options
+from stacx_core.cli.output import print_json, print_table, print_title
+from stacx_core.config import ModelRole, TrainingConfig
+from stacx_core.host_knobs import HOST_KNOBS
+from stacx_core.knobs import Knob
+from stacx_core.plugins import HOST, ProvidedRecipe, load
+
+AGGREGATION_KNOB = "loss_aggregation"
+
+
+@click.command("show-recipe")
+@click.argument("name")
+@json_option
+@plugin_options
+@config_option
+@click.pass_context
+def show_recipe(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show everything about the recipe NAME.
+
+    Its roles and syncs, the batch keys it reads and who writes them, the advantage pipeline in order, the
+    aggregation, and every knob with its default for this recipe. NAME may be qualified as distribution:name.
+    """
+    provided = load(ctx.ensure_object(Session).selection()).find(name)
+    page = recipe_page(provided)
+    if as_json:
+        print_json(page)
+    else:
+        _print_page(page)
+
+
+def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
+    """Return the page as a document that serialises to JSON."""
+    config, plugin = provided.config, provided.plugin
+    return {
+        "name": config.name,
+        "family": config.family,
+        "description": config.description,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "status": provided.status,
+        "rollout": config.rollout,
+        "rollout_fields": list(config.rollout_fields),
+        "requires": [_flag(config, name) for name in config.requires],
+        "roles": [_role(role) for role in config.roles],
+        "syncs": [
+            {
+                "src": sync.src,
+                "dst": sync.dst,
+                "mode": sync.mode,
+                "keys": list(sync.keys),
+                "reverse_keys": list(sync.reverse_keys),
+                "conditional": sync.when is not None,
+                "text": sync_text(sync),
+            }
+            for sync in config.syncs
+        ],
+        "batch_keys": _batch_keys(config),
+        "advantage_pipeline": [
+            {"role": role.name, "stage": _reference(stage)} for role in config.roles for stage in role.prepare
+        ],
+        "aggregation": next(row for row in _knobs(provided) if row["name"] == AGGREGATION_KNOB),
+        "knobs": _knobs(provided),
+    }
+
+
+def _role(role: ModelRole) -> dict[str, Any]:
+    return {
+        "name": role.name,
+        "specialization": _reference(role.specialization_cls),
+        "head": role.head,
+        "trainable": role.trainable,
+        "sync_to_rollout": role.sync_to_rollout,
+        "checkpoint": "--" + (role.load_arg or "hf_checkpoint").replace("_", "-"),
+        "pool": role.pool,
+    }
+
+
+def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
+    """Return what each role reads, in the order in which the stages write it."""
+    rows = []
+    for role in config.roles:
+        for key, knobs in role.reads.items():
+            rows.append(
+                {
+                    "role": role.name,
+                    "key": key,
+                    "element": BATCH_KEYS[key].element,
+                    "written_by": _producer(config, role, key),
+                    "when": [_flag(config, knob) for knob in knobs],
+                    "description": BATCH_KEYS[key].description,
+                }
+            )
+    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(BATCH_KEYS[row["key"]].producer)))
+
+
+def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
+    """Say who writes a key for a role: a sync, the rollout if the recipe demands it, or the usual stage."""
+    for sync in config.syncs:
+        for source, target, keys in (
+            (sync.src, sync.dst, sync.keys),
+            (sync.dst, sync.src, sync.reverse_keys),
+        ):
+            if target == role.name and key in keys:
+                return f"sync from {source} ({sync.mode})"
+    if key in config.rollout_fields:
+        return "rollout"
+    usual = BATCH_KEYS[key].producer
+    return f"forward of {role.name}" if usual == "sync" else usual
+
+
+def _knobs(provided: ProvidedRecipe) -> list[dict[str, Any]]:
+    """Return every knob of a run of the recipe, the recipe's own first."""
+    config = provided.config
+    own = [_knob(config, knob, provided.plugin.distribution) for knob in config.knobs]
+    return own + [_knob(config, knob, HOST.distribution) for knob in HOST_KNOBS]
+
+
+def _knob(config: TrainingConfig, knob: Knob, origin: str) -> dict[str, Any]:
+    return {
+        "name": knob.name,
+        "default": config.defaults.get(knob.name, knob.default),
+        "recipe_default": knob.name in config.defaults,
+        "type": knob.type.__name__,
+        "choices": list(knob.choices),
+        "flag": knob.flag,
+        "environment": knob.env,
+        "key": knob.key,
+        "origin": origin,
+        "help": knob.help,
+    }
+
+
+def _flag(config: TrainingConfig, name: str) -> str:
+    return next(knob.flag for knob in (*config.knobs, *HOST_KNOBS) if knob.name == name)
+
+
+def _reference(target: Any) -> str:
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
+def _print_page(page: dict[str, Any]) -> None:
+    family = f", family {page['family']}" if page["family"] else ""
+    click.echo(f"{page['name']} ({page['distribution']} {page['version']}{family})")
+    click.echo(page["description"])
+    _print_roles(page)
+    print_title("Batch keys")
+    print_table(
+        ("ROLE", "KEY", "ELEMENT", "WRITTEN BY", "READ WHEN"),
+        [
+            (row["role"], row["key"], row["element"], row["written_by"], " or ".join(row["when"]) or "always")
+            for row in page["batch_keys"]
+        ],
+    )
+    print_title("Advantage pipeline, over the whole batch before any split")
+    stages = [f"{i}. {row['role']}: {row['stage']}" for i, row in enumerate(page["advantage_pipeline"], start=1)]
+    click.echo("\n".join(stages) or "none")
+    print_title("Aggregation")
+    aggregation = page["aggregation"]
+    click.echo(f"{aggregation['default']} ({aggregation['flag']}: {', '.join(aggregation['choices'])})")
+    print_title("Rollout")
+    click.echo(f"{page['rollout']}, delivers {', '.join(page['rollout_fields']) or 'tokens and rewards'}")
+    click.echo(f"must be set: {', '.join(page['requires']) or 'nothing'}")
+    print_title("Knobs")
+    print_table(
+        ("FLAG", "DEFAULT", "ENVIRONMENT", "CONFIG KEY", "FROM"),
+        [(row["flag"], _default_text(row), row["environment"], row["key"], row["origin"]) for row in page["knobs"]],
+    )
+
+
+def _print_roles(page: dict[str, Any]) -> None:
+    print_title("Roles")
+    print_table(
+        ("NAME", "SPECIALIZATION", "HEAD", "TRAINED", "TO ROLLOUT", "CHECKPOINT", "POOL"),
+        [
+            (
+                role["name"],
+                role["specialization"],
+                role["head"],
+                _yes(role["trainable"]),
+                _yes(role["sync_to_rollout"]),
+                role["checkpoint"],
+                role["pool"] or "-",
+            )
+            for role in page["roles"]
+        ],
+    )
+    print_title("Syncs")
+    lines = [
+        f"{sync['mode']} {sync['text']}{' (conditional)' if sync['conditional'] else ''}" for sync in page["syncs"]
+    ]
+    click.echo("\n".join(lines) or "none")
+
+
+def _default_text(row: dict[str, Any]) -> str:
+    default = row["default"]
+    text = "-" if default is None else ("on" if default else "off") if row["type"] == "bool" else str(default)
+    return f"{text} (recipe)" if row["recipe_default"] else text
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"

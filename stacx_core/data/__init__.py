@@ -1,0 +1,1 @@
+"""Samples, the training batch, packing, and where prompts come from."""

@@ -1,0 +1,153 @@
+"""One rollout sample: what went into the model, what came out, and what was learnt about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stacx_core.errors import BatchError
+
+Message = dict[str, Any]
+"""One chat message: `{"role": str, "content": str, ...}`."""
+
+ALIGNED_FIELDS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+"""Optional fields of `Sample` with one entry per response token."""
+
+
+class SampleStatus(StrEnum):
+    """How the generation of a sample ended."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass
+class Sample:
+    """One prompt with one response: `tokens` is what the engine saw and is never tokenised again.
+
+    Fields:
+        group_index: prompt group; the key of group statistics.
+        index: number of the sample, unique within the rollout.
+        rollout_id: one execution; samples cut from the same one share it. None: an unused id is given later.
+        prompt: text or chat messages, as read from the source.
+        tokens: prompt ids then response ids, L of them.
+        response, response_length: decoded response and its length R in tokens, environment tokens included.
+        label: ground truth as text.
+        reward: number, or named numbers of which the run's `reward_key` picks one.
+        loss_mask: R entries, 1 where the token is trained; None means all 1.
+        weight_versions: weights that generated the response, one entry per generation call.
+        rollout_log_probs: R log-probs of the engine at sampling time (nats), 0.0 on environment tokens.
+        teacher_log_probs: R log-probs of the teacher (nats); +1.0 marks a token the teacher itself produced.
+        status: how generation ended.
+        remove_sample: keep the sample out of the loss and out of its group's statistics.
+        metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
+        task_id, source: names for error messages and for statistics per task or per data source.
+    """
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: str | list[Message] = ""
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: float | dict[str, float] | None = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    teacher_log_probs: list[float] | None = None
+    status: SampleStatus = SampleStatus.PENDING
+    remove_sample: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    task_id: str = ""
+    source: str = ""
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens, P = L - R."""
+        return len(self.tokens) - self.response_length
+
+    @property
+    def removed(self) -> bool:
+        """True when the sample is neither trained on nor counted in its group's statistics."""
+        return self.remove_sample or self.status in (SampleStatus.ABORTED, SampleStatus.FAILED)
+
+    @property
+    def mask(self) -> list[int]:
+        """The loss mask with its default filled in: R entries of 0 or 1."""
+        return [1] * self.response_length if self.loss_mask is None else self.loss_mask
+
+    def describe(self) -> str:
+        """How error messages name this sample."""
+        return f"sample {self.index}" + (f" (task {self.task_id!r})" if self.task_id else "")
+
+    def append_generated(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float] | None,
+        teacher_log_probs: Sequence[float] | None = None,
+    ) -> None:
+        """Append tokens the policy generated: mask 1, with their sampling log-probs.
+
+        A response has log-probs for all of its generated tokens or for none; mixing the two, or giving
+        another number of log-probs than of ids, raises `BatchError` and leaves the sample as it was.
+        """
+        rollout = self._grown("rollout_log_probs", log_probs, len(ids))
+        teacher = self._grown("teacher_log_probs", teacher_log_probs, len(ids))
+        self._append(ids, 1, rollout, teacher)
+
+    def append_environment(self, ids: Sequence[int]) -> None:
+        """Append tokens of a tool or an environment: mask 0, log-probs 0.0, never trained on."""
+        zeros = [0.0] * len(ids)
+        rollout = None if self.rollout_log_probs is None else self.rollout_log_probs + zeros
+        teacher = None if self.teacher_log_probs is None else self.teacher_log_probs + zeros
+        self._append(ids, 0, rollout, teacher)
+
+    def _append(self, ids: Sequence[int], mask: int, rollout: list[float] | None, teacher: list[float] | None) -> None:
+        self.loss_mask = self.mask + [mask] * len(ids)
+        self.rollout_log_probs, self.teacher_log_probs = rollout, teacher
+        self.tokens = [*self.tokens, *ids]
+        self.response_length += len(ids)
+
+    def _grown(self, name: str, values: Sequence[float] | None, count: int) -> list[float] | None:
+        current: list[float] | None = getattr(self, name)
+        if values is None:
+            if current is not None and count:
+                raise BatchError(
+                    f"{self.describe()}: {count} generated tokens came without {name}, but earlier "
+                    f"tokens have them; give {name} for every generated token or for none"
+                )
+            return current
+        if len(values) != count:
+            raise BatchError(f"{self.describe()}: {count} generated tokens came with {len(values)} {name}")
+        if current is None:
+            if any(self.mask):
+                raise BatchError(
+                    f"{self.describe()}: {name} came with this generated span, but an earlier one has none; "
+                    f"give it for every generated token or for none"
+                )
+            current = [0.0] * self.response_length
+        return [*current, *values]
+
+    def validate(self) -> None:
+        """Check that lengths agree and values are legal; raises `BatchError` naming sample and field."""
+        if not 0 <= self.response_length <= max(len(self.tokens) - 1, 0):
+            raise BatchError(
+                f"{self.describe()}: response_length is {self.response_length} with {len(self.tokens)} "
+                "tokens; it must lie between 0 and len(tokens) - 1 (a prompt has at least one token)"
+            )
+        for name in ALIGNED_FIELDS:
+            values = getattr(self, name)
+            if values is not None and len(values) != self.response_length:
+                raise BatchError(
+                    f"{self.describe()}: {name} has {len(values)} entries for {self.response_length} response tokens"
+                )
+        wrong = next((value for value in self.mask if value not in (0, 1)), None)
+        if wrong is not None:
+            raise BatchError(f"{self.describe()}: loss_mask holds {wrong!r}; only 0 and 1 are allowed")

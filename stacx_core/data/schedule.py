@@ -1,0 +1,35 @@
+"""Which samples make up each optimiser step of a rollout phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stacx_core.errors import BatchError
+
+
+def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> tuple[list[list[int]], int]:
+    """Group samples by rollout and cut the rollouts, in order of first appearance, into steps.
+
+    Args:
+        rollout_ids: per sample the rollout it belongs to; samples of one rollout always share a step.
+        global_batch_size: rollouts per optimiser step, taken exactly.
+
+    Returns:
+        Sample positions per step, and the number of trailing rollouts that fill no step and are left out; the
+        caller reports that number.
+
+    Raises:
+        BatchError: `global_batch_size` below 1.
+    """
+    if global_batch_size < 1:
+        raise BatchError(f"global_batch_size is {global_batch_size}; it must be at least 1")
+    members: dict[int, list[int]] = {}
+    for position, rollout_id in enumerate(rollout_ids):
+        members.setdefault(rollout_id, []).append(position)
+    rollouts = list(members.values())
+    whole = len(rollouts) - len(rollouts) % global_batch_size
+    steps = [
+        [position for rollout in rollouts[start : start + global_batch_size] for position in rollout]
+        for start in range(0, whole, global_batch_size)
+    ]
+    return steps, len(rollouts) - whole

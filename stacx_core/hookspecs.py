@@ -1,0 +1,103 @@
+"""The hooks of Stacx, in the order in which a run reaches them.
+
+A plugin implements a hook by a function of the same name, marked with `hookimpl`, in the module its entry
+point names. It may leave out arguments it does not need. Everything else about a hook is in its docstring:
+when it is called, how often, in which process, who wins, what it returns, and the shapes of the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import pluggy
+
+if TYPE_CHECKING:
+    import torch
+
+    from stacx_core.config import TrainingConfig
+    from stacx_core.data.batch import Batch
+    from stacx_core.knobs import Args
+    from stacx_core.specialization.base import Specialization
+
+PROJECT = "stacx"
+API_VERSION = 1
+"""The plugin API of this host. A plugin made for another one says so with `STACX_API = N` in its module."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class SyncChannel(Protocol):
+    """Something that moves batch keys between roles once per rollout."""
+
+    def transfer(self, batches: dict[str, Batch]) -> None:
+        """Add keys to the whole-rollout batch of a role; `batches` maps role names to batches."""
+
+
+# Start-up
+
+
+@hookspec
+def register_recipes() -> Iterable[TrainingConfig] | None:
+    """Hand over the plugin's recipes. A module that uses `@recipe` does not need this hook.
+
+    When: right after the plugin's module was imported and its API version was checked.
+    How often: once per load of the plugin.
+    Process: every process that uses recipes: the command, the trainer, each worker.
+    Wins: nobody; every plugin's recipes are kept. Of two plugins with one recipe name neither is used by the
+        bare name.
+    Returns: the recipes; None or nothing is fine.
+    Shapes: no tensors.
+    """
+
+
+# Building the trainer
+
+
+@hookspec
+def build_syncs(config: TrainingConfig, args: Args) -> Iterable[SyncChannel] | None:
+    """Add channels beside those the recipe's `DataSync`s make, such as a copy of an older policy.
+
+    When: while the trainer is built, after its roles were loaded.
+    How often: once per run.
+    Process: the driver.
+    Wins: nobody; the channels of all plugins are kept and run after the recipe's own, in the order in which
+        plugins were loaded.
+    Args:
+        config: the recipe of the run.
+        args: the resolved knobs.
+    Returns: the channels; None or nothing is fine. Each is called once per rollout, after the roles' forward
+        passes and before their `prepare` stages.
+    Shapes: a channel sees whole-rollout batches: per key a list of B entries, token-level ones [R] float32.
+    """
+
+
+# Training
+
+
+@hookspec(firstresult=True)
+def compute_loss(
+    specialization: Specialization,
+    model_output: torch.Tensor,
+    batch: Batch,
+    reducer: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
+    """Compute the loss of one micro-batch. Implement it as a wrapper to add a term to every recipe's loss.
+
+    When: after a role's forward pass over a micro-batch, before its backward pass.
+    How often: once per micro-batch and trained role.
+    Process: every process that trains the role, with gradients enabled.
+    Wins: the first implementation that returns something other than None. The host's own comes last; it calls
+        `specialization.compute_loss(model_output, batch, reducer)`.
+    Args:
+        specialization: the role's; `specialization.args` holds the resolved knobs.
+        model_output: [T, V] logits of the packed micro-batch (the local shard of V under tensor parallelism),
+            or [T, 1] values of a role with a scalar head.
+        batch: the packed micro-batch, on the device.
+        reducer: sums a flat [N] vector over the micro-batch's response tokens by the run's aggregation; a
+            0-d tensor is taken to be reduced and passes through.
+    Returns: the loss, 0-d with a gradient, not divided by the number of rollouts; and metrics, each 0-d
+        (summed like the loss) or [2] (a sum and a count, averaged over the step).
+    Shapes: T packed tokens, V vocabulary, N response tokens of the micro-batch.
+    """

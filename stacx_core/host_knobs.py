@@ -1,0 +1,114 @@
+"""The host's own knobs, section by section. A recipe adds its own through ``TrainingConfig.knobs``."""
+
+from __future__ import annotations
+
+from stacx_core.knobs import Knob
+
+_RECIPE = (
+    Knob("algorithm", str, None, "Recipe to train; see `stacx list-recipes`.", "recipe"),
+    Knob("advantage_estimator", str, "grpo", "Picks the recipe when --algorithm is not given.", "recipe"),
+    Knob("use_critic", bool, False, "Picks ppo when --algorithm is not given.", "recipe"),
+    Knob("loss_type", str, "policy_loss", "sft_loss picks sft when --algorithm is not given.", "recipe",
+         choices=("policy_loss", "sft_loss")),
+)  # fmt: skip
+
+_MODEL = (
+    Knob("hf_checkpoint", str, None, "Hugging Face folder or hub id of the model to train.", "model"),
+    Knob("ref_load", str, None, "Hugging Face folder or hub id of the frozen reference.", "model"),
+    Knob("dtype", str, "fp32", "Precision of forward and backward; bf16 keeps fp32 master weights.", "model",
+         choices=("fp32", "bf16")),
+    Knob("device", str, "auto", "Where to train: auto takes CUDA when there is one.", "model",
+         choices=("auto", "cpu", "cuda")),
+    Knob("num_threads", int, None, "Threads of a CPU run; unset means one per free physical core, at least one.",
+         "model", minimum=1),
+    Knob("gradient_checkpointing", bool, False, "Recompute layers in the backward pass to save memory.", "model"),
+)  # fmt: skip
+
+_DATA = (
+    Knob("prompt_data", str, None, "JSONL or Parquet file, Hugging Face dataset folder, or reasoning_gym:NAME.",
+         "data"),
+    Knob("input_key", str, "prompt", "Column of the prompt: text, or a list of chat messages.", "data"),
+    Knob("label_key", str, None, "Column of the label: the answer for a reward, the response for sft.", "data"),
+    Knob("apply_chat_template", str, "auto", "auto applies the tokenizer's chat template when it has one.", "data",
+         choices=("auto", "always", "never")),
+    Knob("rollout_shuffle", bool, True, "Shuffle the prompts, anew each epoch.", "data"),
+    Knob("max_sequence_len", int, None, "Longest prompt plus response; unset takes the model's own limit.", "data",
+         minimum=2),
+)  # fmt: skip
+
+_ROLLOUT = (
+    Knob("rollout_batch_size", int, 32, "Prompts per rollout.", "rollout", minimum=1),
+    Knob("n_samples_per_prompt", int, 1, "Responses per prompt: the group size.", "rollout", minimum=1),
+    Knob("rollout_temperature", float, 1.0, "Sampling temperature; also divides the training logits.", "rollout",
+         exclusive_minimum=0),
+    Knob("rollout_top_p", float, 1.0, "Nucleus sampling mass.", "rollout", exclusive_minimum=0, maximum=1),
+    Knob("rollout_top_k", int, -1, "Sample among the k likeliest tokens; -1 for all.", "rollout", minimum=-1,
+         check=lambda k: "must be -1 or at least 1" if k == 0 else None),
+    Knob("rollout_max_response_len", int, 256, "Most new tokens of a response.", "rollout", minimum=1),
+    Knob("rollout_max_running", int, 256, "Most responses decoded together.", "rollout", minimum=1),
+)  # fmt: skip
+
+_REWARD = (
+    Knob("rm_type", str, None, "Reward: gsm8k, exact, reasoning_gym or package.module:function.", "reward"),
+    Knob("reward_key", str, None, "Which entry of a reward that is a dictionary.", "reward"),
+)
+
+_OPTIMIZER = (
+    Knob("optimizer", str, "adam", "Optimizer: AdamW or plain SGD.", "optimizer", choices=("adam", "sgd")),
+    Knob("lr", float, 1e-6, "Peak learning rate.", "optimizer", minimum=0),
+    Knob("min_lr", float, 0.0, "Learning rate at the end of the decay.", "optimizer", minimum=0),
+    Knob("lr_decay_style", str, "constant", "Shape of the decay after the warm-up.", "optimizer",
+         choices=("constant", "linear", "cosine")),
+    Knob("lr_warmup_iters", int, 0, "Updates of linear warm-up.", "optimizer", minimum=0),
+    Knob("lr_decay_iters", int, None, "Updates until min_lr; unset means the whole run.", "optimizer", minimum=1),
+    Knob("weight_decay", float, 0.0, "Decoupled weight decay.", "optimizer", minimum=0),
+    Knob("adam_beta1", float, 0.9, "AdamW's first decay.", "optimizer", minimum=0, maximum=1),
+    Knob("adam_beta2", float, 0.999, "AdamW's second decay.", "optimizer", minimum=0, maximum=1),
+    Knob("adam_eps", float, 1e-8, "AdamW's epsilon.", "optimizer", exclusive_minimum=0),
+    Knob("clip_grad", float, 1.0, "Largest global gradient norm; 0 turns clipping off.", "optimizer", minimum=0),
+)  # fmt: skip
+
+_TRAINER = (
+    Knob("num_rollout", int, None, "Rollouts to run; unset means --num-epoch passes over the prompts.", "trainer",
+         minimum=1),
+    Knob("num_epoch", int, None, "Passes over the prompts when --num-rollout is unset.", "trainer", minimum=1),
+    Knob("global_batch_size", int, None, "Responses per optimizer step; unset means all of a rollout.", "trainer",
+         minimum=1),
+    Knob("num_steps_per_rollout", int, None, "Optimizer steps per rollout; an alternative to --global-batch-size.",
+         "trainer", minimum=1),
+    Knob("recompute_log_probs", bool, False, "Score each rollout with the policy before its first step; "
+         "always done when a rollout takes several steps.", "trainer"),
+    Knob("micro_batch_size", int, None, "Responses per forward; unset fills --max-tokens-per-gpu.", "trainer",
+         minimum=1),
+    Knob("max_tokens_per_gpu", int, 4096, "Tokens per packed forward.", "trainer", minimum=1),
+    Knob("loss_aggregation", str, "sample_mean", "How per-token losses become one number.", "trainer",
+         choices=("sample_mean", "token_mean", "seq_mean_token_sum", "constant")),
+    Knob("calculate_per_token_loss", bool, False, "The same as --loss-aggregation token_mean.", "trainer"),
+    Knob("mask_truncated", bool, False, "Do not train on responses that were cut at the limit.", "trainer"),
+    Knob("log_probs_chunk_size", int, 64, "Rows of logits turned into log-probs at a time.", "trainer", minimum=1),
+    Knob("seed", int, 1234, "The one seed; every use of randomness derives its own from it.", "trainer", minimum=0),
+)  # fmt: skip
+
+_EVAL = (
+    Knob("eval_prompt_data", str, None, "Held-out prompts, in the same layouts as --prompt-data.", "eval"),
+    Knob("eval_interval", int, None, "Rollouts between evaluations; unset evaluates at the start and the end.",
+         "eval", minimum=1),
+    Knob("eval_limit", int, None, "Use only the first so many held-out prompts.", "eval", minimum=1),
+    Knob("eval_temperature", float, 0.0, "0 is greedy.", "eval", minimum=0),
+    Knob("eval_max_response_len", int, None, "Unset takes --rollout-max-response-len.", "eval", minimum=1),
+    Knob("skip_eval_before_train", bool, False, "Do not evaluate before the first rollout.", "eval"),
+)  # fmt: skip
+
+_OUTPUT = (
+    Knob("output_dir", str, None, "Folder of the run: config, metrics, checkpoints.", "output"),
+    Knob("save_interval", int, None, "Rollouts between checkpoints; unset saves at the end.", "output", minimum=1),
+    Knob("keep_checkpoints", int, 2, "Complete checkpoints to keep.", "output", minimum=1),
+    Knob("resume", str, "never", "Go on from the newest complete checkpoint (auto) or from the one named.", "output",
+         flag_value="auto"),
+    Knob("wandb_mode", str, "disabled", "Also log to Weights & Biases.", "output",
+         choices=("disabled", "offline", "online")),
+    Knob("wandb_project", str, "stacx", "Project there.", "output"),
+    Knob("wandb_name", str, None, "Name of the run there; unset takes the output folder's.", "output"),
+)  # fmt: skip
+
+HOST_KNOBS: tuple[Knob, ...] = _RECIPE + _MODEL + _DATA + _ROLLOUT + _REWARD + _OPTIMIZER + _TRAINER + _EVAL + _OUTPUT

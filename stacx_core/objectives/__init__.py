@@ -1,0 +1,24 @@
+"""Stateless objectives shared by algorithm families: pure functions of tensors that need only torch."""
+
+from stacx_core.objectives.aggregation import (
+    Aggregation,
+    Reducer,
+    make_reducer,
+    sum_of_sample_mean,
+    where_masked,
+)
+from stacx_core.objectives.kl import KL_KINDS, kl_estimate
+from stacx_core.objectives.log_probs import response_rows, response_token_log_probs, token_log_probs
+
+__all__ = [
+    "KL_KINDS",
+    "Aggregation",
+    "Reducer",
+    "kl_estimate",
+    "make_reducer",
+    "response_rows",
+    "response_token_log_probs",
+    "sum_of_sample_mean",
+    "token_log_probs",
+    "where_masked",
+]

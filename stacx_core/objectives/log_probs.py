@@ -1,0 +1,195 @@
+"""Log-probabilities and entropies of chosen tokens, without a second copy of the logits.
+
+A language model's logits ``[T, V]`` are by far the largest tensor of a training step. The autograd function
+here walks over the wanted rows in chunks, upcasts one chunk at a time, keeps two numbers per row, and
+recomputes the chunk's softmax in the backward pass, whose only large tensor is the gradient of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def token_log_probs(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+    with_entropy: bool = False,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``log softmax(logits / temperature)`` at the targets, and optionally the entropy of each row.
+
+    Both outputs have exact gradients. A logit of ``-inf`` is a banned token: probability 0, entropy term 0,
+    gradient 0.
+
+    Args:
+        logits: ``[T, V]``, any floating dtype.
+        targets: ``[N]`` int64 token ids.
+        temperature: divides the logits, gradient included.
+        chunk_size: rows per chunk, the memory bound; below 1 means all rows at once.
+        with_entropy: also return ``H = -sum_v p_v log p_v``.
+        rows: ``[N]`` int64, the row of ``logits`` of each target; by default row n, with ``N = T``.
+
+    Returns:
+        ``(log_probs [N], entropy [N] or None)``, float64 for float64 logits and float32 otherwise.
+
+    Raises:
+        ValueError: shapes that do not fit, or a temperature that is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    if logits.dim() != 2 or targets.dim() != 1:
+        raise ValueError(f"expected logits [T, V] and targets [N], got {list(logits.shape)} and {list(targets.shape)}")
+    if rows is None:
+        rows = torch.arange(len(logits), device=logits.device)
+    if len(rows) != len(targets):
+        raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
+    size = chunk_size if chunk_size > 0 else max(len(rows), 1)
+    targets = targets.to(logits.device)
+    apply: Callable[..., tuple[Tensor, Tensor | None]] = _ChunkedLogProbs.apply
+    return apply(logits, rows, targets, temperature, size, with_entropy)
+
+
+def response_rows(total_lengths: Sequence[int], response_lengths: Sequence[int]) -> Tensor:
+    """The row of packed logits that predicts each response token.
+
+    Response token t of a sample that starts at ``offset`` and has P prompt tokens is token ``offset + P + t``
+    and is predicted one position earlier, so no row predicts across the boundary of two packed samples.
+
+    Args:
+        total_lengths: ``L_i``, prompt and response tokens of each packed sample, in order.
+        response_lengths: ``R_i``, at most ``L_i - 1``.
+
+    Returns:
+        ``[N]`` int64 with ``N = sum(response_lengths)``; the token predicted is at the row plus one.
+
+    Raises:
+        ValueError: a response without a token in front of it to predict its first token from.
+    """
+    pieces, end = [torch.zeros(0, dtype=torch.int64)], 0
+    for index, (total, response) in enumerate(zip(total_lengths, response_lengths, strict=True)):
+        if response and not 0 <= response < total:
+            raise ValueError(
+                f"sample {index}: response length {response} of {total} tokens in total; "
+                "a response needs at least one prompt token before it"
+            )
+        end += total
+        pieces.append(torch.arange(end - response - 1, end - 1) if response else pieces[0])
+    return torch.cat(pieces)
+
+
+def response_token_log_probs(
+    logits: Tensor,
+    tokens: Tensor,
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[Tensor],
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``token_log_probs`` of the trainable response tokens of packed samples, over all response tokens.
+
+    Prompt rows and masked positions are never computed: they are exactly 0 in the result and their rows are
+    exactly 0 in the gradient of the logits.
+
+    Args:
+        logits: ``[T, V]`` of the packed samples; rows beyond the samples are padding and ignored.
+        tokens: ``[T]`` or ``[1, T]`` int64, the packed token ids.
+        total_lengths, response_lengths: ``L_i`` and ``R_i`` of each sample, in packing order.
+        loss_masks: one ``[R_i]`` mask per sample.
+        temperature, chunk_size, with_entropy: as for ``token_log_probs``.
+
+    Returns:
+        ``(log_probs [N], entropy [N] or None)`` with ``N = sum(response_lengths)``.
+
+    Raises:
+        ValueError: lengths that do not fit the packed tensors or each other.
+    """
+    flat_tokens = tokens.reshape(-1)
+    if len(flat_tokens) != len(logits) or sum(total_lengths) > len(logits):
+        raise ValueError(
+            f"{len(flat_tokens)} tokens and {len(logits)} rows of logits for samples of "
+            f"{sum(total_lengths)} tokens in total; logits and tokens must both hold every packed token"
+        )
+    lengths = [len(mask) for mask in loss_masks]
+    if lengths != list(response_lengths):
+        raise ValueError(f"loss_masks have lengths {lengths}, response_lengths are {list(response_lengths)}")
+    all_rows = response_rows(total_lengths, response_lengths).to(logits.device)
+    mask = torch.cat([all_rows.new_zeros(0), *(m.to(logits.device) for m in loss_masks)]).bool()
+    kept = mask.nonzero().squeeze(-1)
+    rows = all_rows[kept]
+    targets = flat_tokens.to(logits.device)[rows + 1]
+    log_probs, entropy = token_log_probs(logits, targets, temperature, chunk_size, with_entropy, rows)
+    spread = log_probs.new_zeros(len(all_rows))
+    return (
+        spread.index_copy(0, kept, log_probs),
+        None if entropy is None else spread.index_copy(0, kept, entropy),
+    )
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """Rows of ``logits`` -> log-probabilities and entropies; saves the logits and two numbers per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        rows: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        log_probs = logits.new_empty(len(rows), dtype=_statistics_dtype(logits))
+        log_norms = torch.empty_like(log_probs)
+        entropy = torch.empty_like(log_probs) if with_entropy else None
+        for part in _chunks(len(rows), chunk_size):
+            scaled = _scaled_rows(logits, rows[part], temperature)
+            log_norms[part] = scaled.logsumexp(-1)
+            log_probs[part] = scaled.gather(-1, targets[part, None]).squeeze(-1) - log_norms[part]
+            if entropy is not None:
+                probs = scaled.sub_(log_norms[part, None]).exp_()
+                entropy[part] = torch.special.entr(probs).sum(-1)
+        ctx.save_for_backward(logits, rows, targets, log_norms, entropy)
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, rows, targets, log_norms, entropy = ctx.saved_tensors
+        grad_logits = torch.zeros_like(logits)
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros_like(log_norms)
+        for part in _chunks(len(rows), ctx.chunk_size):
+            probs = _scaled_rows(logits, rows[part], ctx.temperature).sub_(log_norms[part, None]).exp_()
+            per_row = grad_log_probs[part, None] / ctx.temperature
+            grad = (probs * -per_row).scatter_add_(-1, targets[part, None], per_row)
+            if grad_entropy is not None:
+                # dH/dx_v = -p_v (log p_v + H), written so that a banned token gives 0 and not 0 * inf.
+                slope = torch.special.entr(probs).addcmul_(probs, entropy[part, None], value=-1)
+                grad.addcmul_(slope, grad_entropy[part, None] / ctx.temperature)
+            grad_logits.index_add_(0, rows[part], grad.to(logits.dtype))
+        return grad_logits, None, None, None, None, None
+
+
+def _statistics_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _scaled_rows(logits: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """A private copy ``[len(rows), V]`` of some rows, upcast and divided by the temperature."""
+    scaled = logits.index_select(0, rows).to(_statistics_dtype(logits))
+    return scaled if temperature == 1.0 else scaled.div_(temperature)

@@ -1,0 +1,1 @@
+"""Rollout: engines that generate, and the protocols that turn prompts into samples."""

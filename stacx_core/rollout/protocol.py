@@ -1,0 +1,40 @@
+"""Roll-in protocols: how a recipe's samples come about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from stacx_core.data.sample import Sample
+from stacx_core.knobs import Args
+from stacx_core.rollout.engine import RolloutEngine
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The samples of one rollout, and metrics about how they were made."""
+
+    samples: list[Sample]
+    metrics: dict[str, float]
+
+
+class RollIn(Protocol):
+    """Makes the samples of each rollout. A recipe names its class in ``TrainingConfig.rollout``.
+
+    Built once per run, before any model is loaded, so that unusable data fails first.
+    """
+
+    num_prompts: int
+
+    def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None: ...
+
+    def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
+        """The samples of rollout number ``rollout``."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON-serialisable position in the data."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""

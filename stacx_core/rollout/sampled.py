@@ -1,0 +1,128 @@
+"""Sampled rollouts: the policy answers each prompt several times and a reward function scores the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
+from stacx_core.data.rendering import render_prompt
+from stacx_core.data.sample import Sample, SampleStatus
+from stacx_core.errors import DataError
+from stacx_core.knobs import Args
+from stacx_core.rewards import load_reward, score
+from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
+from stacx_core.rollout.protocol import Rollout
+from stacx_core.seeds import sub_seed
+
+
+class SampledRollout:
+    """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them.
+
+    Each response has its own seed, derived from the run's seed, the rollout and its place in it. Prompts that leave
+    no room for a response are passed over and counted.
+
+    Raises:
+        DataError, ConfigError: The prompts or the reward cannot be loaded.
+    """
+
+    def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
+        self.args = args
+        self.tokenizer = tokenizer
+        self.limit = sequence_limit(args, context_length)
+        rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
+        self.num_prompts = len(rows)
+        self.stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
+        self.reward = load_reward(args.rm_type)
+        self.params = SamplingParams(
+            args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
+        )
+
+    def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
+        """See :class:`stacx_core.rollout.protocol.RollIn`."""
+        prompts, skipped = self._take()
+        count = self.args.n_samples_per_prompt
+        requests = [
+            GenerationRequest(ids, [sub_seed(self.args.seed, "sample", rollout, p, k) for k in range(count)])
+            for p, (_, ids) in enumerate(prompts)
+        ]
+        answers = engine.generate(requests, self.params)
+        samples = [
+            to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
+            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True))
+            for k, answer in enumerate(group)
+        ]
+        score(samples, self.reward)
+        return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "skipped_prompts": float(skipped)})
+
+    def _take(self) -> tuple[list[tuple[PromptRow, list[int]]], int]:
+        """Enough prompts that fit, with their ids; and how many did not."""
+        fitting: list[tuple[PromptRow, list[int]]] = []
+        skipped = 0
+        while len(fitting) < self.args.rollout_batch_size:
+            for row in self.stream.take(self.args.rollout_batch_size - len(fitting)):
+                ids = render_prompt(row, self.tokenizer, self.args.apply_chat_template)
+                if self.limit is not None and len(ids) + self.args.rollout_max_response_len > self.limit:
+                    skipped += 1
+                else:
+                    fitting.append((row, ids))
+            if not fitting and skipped >= self.num_prompts:
+                raise DataError(
+                    f"{self.args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
+                    f"{self.args.rollout_max_response_len} within {self.limit} tokens"
+                )
+        return fitting, skipped
+
+    def state(self) -> dict[str, Any]:
+        """The position in the prompts."""
+        return self.stream.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+        self.stream.restore(state)
+
+
+def sequence_limit(args: Args, context_length: int | None) -> int | None:
+    """Most tokens of prompt and response: the smaller of ``--max-sequence-len`` and the model's context."""
+    limits = [n for n in (args.max_sequence_len, context_length) if n is not None]
+    return min(limits, default=None)
+
+
+def to_sample(
+    row: PromptRow,
+    ids: Sequence[int],
+    answer: Generation,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    group: int,
+    index: int,
+    version: str,
+) -> Sample:
+    """The sample of one generated response; its tokens are the engine's."""
+    sample = Sample(
+        group_index=group,
+        index=index,
+        rollout_id=index,
+        prompt=row.prompt,
+        tokens=list(ids),
+        label=row.label,
+        metadata=row.metadata,
+        task_id=str(row.index),
+        weight_versions=[version],
+        status=SampleStatus.COMPLETED if answer.finish == "stop" else SampleStatus.TRUNCATED,
+    )
+    sample.append_generated(answer.ids, answer.log_probs)
+    sample.response = str(tokenizer.decode(answer.ids, skip_special_tokens=True))
+    return sample
+
+
+def reward_metrics(samples: Sequence[Sample], key: str | None) -> dict[str, float]:
+    """Mean reward, and the mean of each entry when rewards are dictionaries."""
+    rewards = [s.reward if isinstance(s.reward, dict) else {"": s.reward} for s in samples if s.reward is not None]
+    names = sorted({name for reward in rewards for name in reward})
+    means = {n: sum(float(r[n] or 0.0) for r in rewards if n in r) / sum(n in r for r in rewards) for n in names}
+    result = {f"reward_{n}_mean": m for n, m in means.items() if n}
+    main = key or ""
+    return {**result, "reward_mean": means[main]} if main in means else result

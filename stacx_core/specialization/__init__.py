@@ -1,0 +1,6 @@
+"""Specializations: what a role does with its model's output."""
+
+from stacx_core.specialization.base import Specialization
+from stacx_core.specialization.causal_decoder import CausalDecoderSpecialization
+
+__all__ = ["CausalDecoderSpecialization", "Specialization"]

@@ -1,0 +1,40 @@
+"""The base class of every specialization."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from stacx_core.data.batch import Batch
+from stacx_core.knobs import Args
+from stacx_core.objectives.aggregation import Reducer
+
+
+class Specialization(ABC):
+    """Turns a model's output on a packed micro-batch into a loss.
+
+    Args:
+        args: The resolved knobs of the run.
+    """
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+
+    @abstractmethod
+    def compute_loss(self, model_output: Tensor, batch: Batch, reducer: Reducer) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one micro-batch and its metrics.
+
+        Args:
+            model_output: ``[T, V]`` logits of the packed micro-batch.
+            batch: The packed micro-batch.
+            reducer: ``[N]`` per-token values to the 0-d numerator of the run's aggregation; 0-d passes through.
+
+        Returns:
+            A 0-d loss, not yet divided by the step's normalizer, and detached metrics: 0-d ones are numerators like
+            the loss, ones of shape ``[2]`` are a sum and a count whose quotient is taken over the whole step.
+        """
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Metrics derived from a step's aggregated ones, such as a perplexity from a mean."""
+        return metrics

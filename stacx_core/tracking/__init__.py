@@ -1,0 +1,1 @@
+"""Tracking: metrics.jsonl, progress in the terminal, and Weights & Biases."""

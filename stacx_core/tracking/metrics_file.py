@@ -1,0 +1,54 @@
+"""``metrics.jsonl``: one line per rollout, the same for a resumed run as for an unbroken one but for ``time/`` keys."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class MetricsFile:
+    """Appends lines, each flushed to disk.
+
+    Args:
+        path: The file; made when missing.
+        resumed_at: Rollouts completed at the checkpoint a run resumes from. Later lines, which the killed run wrote and
+            the resumed one will write again, are moved to ``metrics.superseded.jsonl``. ``None`` for a fresh run.
+    """
+
+    def __init__(self, path: Path, resumed_at: int | None) -> None:
+        self.path = path
+        if resumed_at is not None and path.exists():
+            self._rewind(resumed_at)
+        self._file = path.open("a", encoding="utf-8")
+
+    def _rewind(self, resumed_at: int) -> None:
+        kept: list[str] = []
+        superseded: list[str] = []
+        for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
+            (kept if _rollout_of(line) <= resumed_at else superseded).append(line)
+        if superseded:
+            with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
+                file.writelines(superseded)
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(kept), encoding="utf-8")
+            os.replace(temporary, self.path)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(dict(metrics)) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _rollout_of(line: str) -> float:
+    """The rollout a line is about; infinite for one cut short by a kill."""
+    try:
+        return float(json.loads(line)["rollout"])
+    except ValueError:
+        return float("inf")

@@ -1,0 +1,1 @@
+"""The trainer: role workers, the loop, syncs and checkpoints."""

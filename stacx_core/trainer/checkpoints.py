@@ -1,0 +1,128 @@
+"""Checkpoints that are either whole or not there.
+
+A checkpoint is written into a temporary folder and renamed when every file is on disk; its manifest, written last,
+lists the size and SHA-256 of each file. Resuming verifies the manifest, so a damaged checkpoint is never picked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from stacx_core.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_TEMPORARY = ".writing-"
+
+logger = logging.getLogger(__name__)
+
+
+def checkpoint_name(rollout: int) -> str:
+    """Folder name of the checkpoint after ``rollout`` rollouts."""
+    return f"rollout_{rollout:06d}"
+
+
+def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], keep: int) -> Path:
+    """Write a checkpoint, point ``latest`` to it, then remove the oldest beyond ``keep``.
+
+    Args:
+        folder: The run's checkpoint folder.
+        rollout: Rollouts completed.
+        write: Puts the files into the folder it is given.
+        keep: Whole checkpoints to keep, this one included.
+    """
+    final = folder / checkpoint_name(rollout)
+    temporary = folder / (_TEMPORARY + final.name)
+    remove_unfinished(folder)
+    temporary.mkdir(parents=True)
+    write(temporary)
+    manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in [*temporary.rglob("*"), temporary]:
+        _flush(path)
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(temporary, final)
+    _flush(folder)
+    _point(folder, final)
+    for old in sorted(p for p in folder.glob("rollout_*") if p.name < final.name)[: -(keep - 1) or None]:
+        shutil.rmtree(old)
+    return final
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what a killed save left behind."""
+    for leftover in folder.glob(_TEMPORARY + "*"):
+        if leftover.is_symlink():
+            leftover.unlink()
+        else:
+            shutil.rmtree(leftover)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or ``None`` when every file is there and unchanged."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"no readable {MANIFEST}: its save was not finished"
+    for name, fingerprint in manifest.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _fingerprint(path) != fingerprint:
+            return f"{name} is truncated or changed"
+    return None
+
+
+def find_checkpoint(folder: Path, resume: str) -> Path | None:
+    """The checkpoint to resume from.
+
+    Args:
+        folder: The run's checkpoint folder.
+        resume: ``auto`` for the newest whole one, else the path or the name of one.
+
+    Returns:
+        Its folder; ``None`` for ``auto`` when there is no whole checkpoint.
+
+    Raises:
+        CheckpointError: The named checkpoint is missing or damaged.
+    """
+    if resume != "auto":
+        named = folder / resume if (folder / resume).is_dir() else Path(resume)
+        problem = damage(named) if named.is_dir() else "there is no such folder"
+        if problem:
+            raise CheckpointError(f"cannot resume from {resume}: {problem}; --resume auto takes the newest whole one")
+        return named.resolve()
+    for candidate in sorted((p for p in folder.glob("rollout_*") if p.is_dir()), reverse=True):
+        problem = damage(candidate)
+        if problem is None:
+            return candidate
+        logger.warning("skipping checkpoint %s: %s", candidate.name, problem)
+    return None
+
+
+def _fingerprint(path: Path) -> list[int | str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return [path.stat().st_size, digest]
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _point(folder: Path, final: Path) -> None:
+    link = folder / (_TEMPORARY + LATEST)
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    os.replace(link, folder / LATEST)

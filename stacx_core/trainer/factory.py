@@ -1,0 +1,159 @@
+"""Puts a run together from a recipe's role graph."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from stacx_core.backends.model import DTYPES, context_length, load_model, load_tokenizer, pick_device
+from stacx_core.config import ModelRole, TrainingConfig, resolve_object
+from stacx_core.errors import CheckpointError, ConfigError
+from stacx_core.knobs import Args
+from stacx_core.plugins import plugin_host
+from stacx_core.rollout.evaluation import Evaluation
+from stacx_core.rollout.local import LocalEngine
+from stacx_core.rollout.protocol import RollIn
+from stacx_core.tracking.tracker import Tracker
+from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished
+from stacx_core.trainer.forwards import REFERENCE_KEY, reads
+from stacx_core.trainer.syncs import local_channels
+from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
+from stacx_core.trainer.worker import RoleWorker
+
+
+def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
+    """Load data, models and hooks of a run, cheapest and likeliest to fail first.
+
+    Args:
+        config: The recipe.
+        args: Completed by :func:`stacx_core.trainer.plan.complete`.
+
+    Raises:
+        ConfigError, DataError, ModelError, CheckpointError: Before any model is loaded, except for a model that cannot
+            be loaded itself.
+    """
+    torch.set_num_threads(args.num_threads or free_cores())
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    checkpoint = resume_point(args)
+    tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
+    start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
+    if start and start["algorithm"] != args.algorithm:
+        raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
+    workers = {role.name: _worker(config, role, args, checkpoint) for role in config.roles}
+    policy = next((w for w in workers.values() if w.role.sync_to_rollout), next(iter(workers.values())))
+    parts = Parts(
+        config=config,
+        args=args,
+        tokenizer=tokenizer,
+        workers=workers,
+        reference=_reference(config, args, workers),
+        engine=LocalEngine(policy.model, _stop_ids(policy, tokenizer), args.rollout_max_running),
+        roll_in=roll_in,
+        evaluation=evaluation,
+        channels=[*local_channels(config, args), *_plugin_channels(config, args)],
+        num_rollout=num_rollout,
+    )
+    return StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else None), start)
+
+
+def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBase, RollIn, Evaluation | None, int]:
+    """Tokenizer, roll-in protocol, evaluation and the number of rollouts: all that can fail without a model."""
+    tokenizer = load_tokenizer(args.hf_checkpoint)
+    context = context_length(args.hf_checkpoint)
+    roll_in: RollIn = resolve_object(config.rollout)(args, tokenizer, context)
+    evaluation = None
+    if args.eval_prompt_data is not None:
+        if args.rm_type is None:
+            raise ConfigError("--eval-prompt-data needs --rm-type to score the answers")
+        evaluation = Evaluation(args, tokenizer, context)
+    epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
+    return tokenizer, roll_in, evaluation, args.num_rollout or epochs
+
+
+def resume_point(args: Args) -> Path | None:
+    """The checkpoint to go on from.
+
+    Raises:
+        ConfigError: The output folder holds a run and ``--resume`` was not given.
+        CheckpointError: The checkpoint asked for is damaged or missing.
+    """
+    output = Path(args.output_dir)
+    if args.resume == "never":
+        if (output / "metrics.jsonl").exists() and (output / "metrics.jsonl").stat().st_size:
+            raise ConfigError(f"{output} holds a run already: add --resume to go on, or choose another --output-dir")
+        return None
+    remove_unfinished(output / "checkpoints")
+    return find_checkpoint(output / "checkpoints", args.resume)
+
+
+def free_cores() -> int:
+    """Half of the logical CPUs this process may use, at least one: the physical cores of most machines.
+
+    ``OMP_NUM_THREADS`` overrides it, so that processes sharing a machine can be told their share.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) else max(len(os.sched_getaffinity(0)) // 2, 1)
+
+
+def _worker(config: TrainingConfig, role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
+    if role.head != "lm":
+        raise ConfigError(
+            f"recipe {config.name!r}: role {role.name!r} has head {role.head!r}; this backend has only 'lm'"
+        )
+    source = getattr(args, role.load_arg or "hf_checkpoint")
+    if source is None:
+        raise ConfigError(f"role {role.name!r} needs --{str(role.load_arg).replace('_', '-')}")
+    if checkpoint and role.trainable:
+        source = str(checkpoint / role.name)
+    model = load_model(source, DTYPES[args.dtype], pick_device(args.device))
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
+    worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
+    if checkpoint and worker.optimizer is not None:
+        worker.optimizer.load_state_dict(_load_state(checkpoint / f"{role.name}.optimizer.pt"))
+    return worker
+
+
+def _load_state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
+
+
+def _reference(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker]) -> RoleWorker | None:
+    if not any(reads(worker, REFERENCE_KEY, args) and not _synced(config, worker) for worker in workers.values()):
+        return None
+    if args.ref_load is None:
+        raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
+    model = load_model(args.ref_load, DTYPES[args.dtype], pick_device(args.device))
+    policy = next(iter(workers.values()))
+    if model.config.vocab_size != policy.model.config.vocab_size:  # type: ignore[union-attr]
+        raise ConfigError(f"--ref-load {args.ref_load!r} has another vocabulary size than --hf-checkpoint")
+    role = ModelRole("reference", type(policy.specialization), trainable=False)
+    return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
+
+
+def _synced(config: TrainingConfig, worker: RoleWorker) -> bool:
+    return any(sync.dst == worker.role.name and REFERENCE_KEY in sync.keys for sync in config.syncs)
+
+
+def _stop_ids(worker: RoleWorker, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends a response: the generation config's and the tokenizer's."""
+    generation = getattr(worker.model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    listed = ids if isinstance(ids, list) else [ids]
+    found = sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
+    if not found:
+        raise ConfigError("neither the model's generation config nor its tokenizer names an end-of-sequence token")
+    return found
+
+
+def _plugin_channels(config: TrainingConfig, args: Args) -> list[Any]:
+    answers = plugin_host().hook.build_syncs(config=config, args=args)
+    return [channel for channels in answers if channels for channel in channels]

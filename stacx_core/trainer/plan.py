@@ -1,0 +1,67 @@
+"""Settings that follow from others: checked and filled in once, before anything is loaded."""
+
+from __future__ import annotations
+
+from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.errors import ConfigError
+from stacx_core.knobs import Args
+from stacx_core.recipes import ESTIMATOR_RECIPES
+
+
+def complete(config: TrainingConfig, args: Args) -> Args:
+    """The arguments of a run with every derived value in place.
+
+    Fills in ``global_batch_size`` and ``num_steps_per_rollout`` from each other, ``loss_aggregation`` from slime's
+    switch, ``recompute_log_probs`` for several steps per rollout, and the advantage estimator of the recipe.
+
+    Raises:
+        ConfigError: A required knob is unset, or two knobs contradict each other.
+    """
+    for name in (*config.requires, "output_dir"):
+        if args.get(name) is None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"recipe {config.name!r} needs {flag} (or STACX_{name.upper()}, or the config file)")
+    if args.num_rollout is None and args.num_epoch is None:
+        raise ConfigError("say how long to train: --num-rollout or --num-epoch")
+    if args.num_rollout is not None and args.num_epoch is not None:
+        raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
+    args = _steps(with_aliases(args))
+    estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
+    args = args.replace("recipe", algorithm=config.name, advantage_estimator=estimator)
+    if config.check_args is not None:
+        resolve_object(config.check_args)(args)
+    return args
+
+
+def with_aliases(args: Args) -> Args:
+    """The arguments with ``loss_aggregation`` as slime's switch ``calculate_per_token_loss`` sets it.
+
+    Raises:
+        ConfigError: The two contradict each other.
+    """
+    if not args.calculate_per_token_loss:
+        return args
+    if args.loss_aggregation != "token_mean" and not args.is_default("loss_aggregation"):
+        raise ConfigError(
+            f"--calculate-per-token-loss means --loss-aggregation token_mean, but it is {args.loss_aggregation}"
+        )
+    return args.replace("--calculate-per-token-loss", loss_aggregation="token_mean")
+
+
+def _steps(args: Args) -> Args:
+    total = args.rollout_batch_size * args.n_samples_per_prompt
+    size, steps = args.global_batch_size, args.num_steps_per_rollout
+    if size is None:
+        size = total // (steps or 1)
+    if not 1 <= size <= total:
+        raise ConfigError(
+            f"a rollout makes {total} responses (--rollout-batch-size x --n-samples-per-prompt), "
+            f"which do not fill {steps or 1} step(s) of --global-batch-size {size}"
+        )
+    if steps is not None and steps != total // size:
+        raise ConfigError(
+            f"--num-steps-per-rollout {steps} contradicts {total} responses in steps of --global-batch-size {size}"
+        )
+    steps = total // size
+    recompute = args.recompute_log_probs or steps > 1
+    return args.replace(global_batch_size=size, num_steps_per_rollout=steps, recompute_log_probs=recompute)

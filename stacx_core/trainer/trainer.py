@@ -1,0 +1,195 @@
+"""The training loop; it knows no algorithm by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
+from stacx_core.data.schedule import optimizer_steps
+from stacx_core.hookspecs import SyncChannel
+from stacx_core.knobs import Args
+from stacx_core.rollout.engine import RolloutEngine
+from stacx_core.rollout.evaluation import Evaluation
+from stacx_core.rollout.protocol import RollIn
+from stacx_core.tracking.tracker import Tracker
+from stacx_core.trainer.checkpoints import write_checkpoint
+from stacx_core.trainer.forwards import run_forwards
+from stacx_core.trainer.interrupts import Interrupts
+from stacx_core.trainer.worker import RoleWorker
+
+STATE_FILE = "trainer.json"
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Parts:
+    """What :func:`stacx_core.trainer.factory.create_trainer` puts together."""
+
+    config: TrainingConfig
+    args: Args
+    tokenizer: PreTrainedTokenizerBase
+    workers: dict[str, RoleWorker]
+    reference: RoleWorker | None
+    engine: RolloutEngine
+    roll_in: RollIn
+    evaluation: Evaluation | None
+    channels: Sequence[SyncChannel]
+    num_rollout: int
+
+
+class StacxTrainer:
+    """Runs rollouts, updates, evaluations and checkpoints.
+
+    Args:
+        parts: The run's components.
+        tracker: Where metrics go.
+        start: State of the checkpoint resumed from, else ``None``.
+    """
+
+    def __init__(self, parts: Parts, tracker: Tracker, start: dict[str, Any] | None) -> None:
+        self.parts = parts
+        self.args = parts.args
+        self.tracker = tracker
+        self.completed = start["rollout"] if start else 0
+        self._saved = self.completed if start else None
+        if start:
+            parts.roll_in.restore(start["roll_in"])
+        self._position = parts.roll_in.state()
+        self._interrupts = Interrupts()
+
+    def train(self) -> dict[str, float]:
+        """Run to the end; returns the last line of metrics.
+
+        Raises:
+            KeyboardInterrupt: After a checkpoint of the last completed rollout was saved.
+        """
+        last: dict[str, float] = {}
+        with self._interrupts.installed():
+            try:
+                if self.completed == 0 and self.parts.evaluation and not self.args.skip_eval_before_train:
+                    last = self._log({"rollout": 0.0, **self._evaluate()})
+                while self.completed < self.parts.num_rollout:
+                    last = self._rollout()
+                self.save()
+            except KeyboardInterrupt:
+                self.save()
+                raise
+        return last
+
+    def _rollout(self) -> dict[str, float]:
+        began = time.perf_counter()
+        rolled = self.parts.roll_in.roll(self.completed, self.parts.engine)
+        batch, counters = samples_to_batch(
+            rolled.samples, mask_truncated=self.args.mask_truncated, reward_key=self.args.reward_key
+        )
+        rolled_at = time.perf_counter()
+        with self._interrupts.held():
+            trained = self._update(batch)
+            self.completed += 1
+            self._position = self.parts.roll_in.state()
+            metrics = {
+                "rollout": float(self.completed),
+                **{f"rollout/{k}": v for k, v in {**rolled.metrics, **counters}.items()},
+                **{f"train/{k}": v for k, v in trained.items()},
+                **_times(began, rolled_at, counters["response_tokens"]),
+            }
+            if self.parts.evaluation and self._due(self.args.eval_interval):
+                metrics |= self._evaluate()
+            self._log(metrics)
+        if self.args.save_interval and self.completed % self.args.save_interval == 0:
+            self.save()
+        return metrics
+
+    def _update(self, batch: Batch) -> dict[str, float]:
+        """Forward passes, syncs, whole-batch stages, then the steps of every trained role."""
+        parts = self.parts
+        batches = {name: dict(batch) for name in parts.workers}
+        run_forwards(parts.config, self.args, parts.workers, parts.reference, batches)
+        for channel in parts.channels:
+            channel.transfer(batches)
+        metrics: dict[str, float] = {}
+        for name, worker in parts.workers.items():
+            if not worker.role.trainable:
+                continue
+            prefix = "" if len(parts.workers) == 1 else f"{name}/"
+            for stage in worker.role.prepare:
+                metrics |= {prefix + k: v for k, v in resolve_object(stage)(batches[name], self.args).items()}
+            validate_batch(batches[name], self._required(worker))
+            metrics |= {prefix + k: v for k, v in self._steps(worker, batches[name]).items()}
+        return metrics
+
+    def _required(self, worker: RoleWorker) -> list[str]:
+        reads = worker.role.reads.items()
+        active = [key for key, knobs in reads if not knobs or any(self.args.get(knob) for knob in knobs)]
+        return [*active, *self.parts.config.rollout_fields]
+
+    def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
+        count = len(set(batch["rollout_ids"]))
+        size = min(self.args.global_batch_size, math.ceil(count / self.args.num_steps_per_rollout)) or 1
+        steps, dropped = optimizer_steps(batch["rollout_ids"], size)
+        if dropped:
+            logger.warning("%d trailing responses do not fill a step of %d and are left out", dropped, size)
+        total = self.parts.num_rollout * self.args.num_steps_per_rollout
+        results = [worker.train_step(select(batch, positions), total) for positions in steps]
+        assert worker.optimizer is not None
+        return {**_mean(results), "updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
+
+    def _due(self, interval: int | None) -> bool:
+        last = self.completed == self.parts.num_rollout
+        return last or (interval is not None and self.completed % interval == 0)
+
+    def _evaluate(self) -> dict[str, float]:
+        assert self.parts.evaluation is not None
+        return {f"eval/{k}": v for k, v in self.parts.evaluation.run(self.parts.engine).items()}
+
+    def _log(self, metrics: dict[str, float]) -> dict[str, float]:
+        self.tracker.log(metrics)
+        return metrics
+
+    def save(self) -> None:
+        """Write a checkpoint of the last completed rollout, unless it is on disk already."""
+        if self._saved == self.completed:
+            return
+        folder = Path(self.args.output_dir) / "checkpoints"
+        write_checkpoint(folder, self.completed, self._write, self.args.keep_checkpoints)
+        self._saved = self.completed
+
+    def _write(self, folder: Path) -> None:
+        for name, worker in self.parts.workers.items():
+            if worker.optimizer is None:
+                continue
+            worker.model.save_pretrained(folder / name)  # type: ignore[operator]
+            self.parts.tokenizer.save_pretrained(folder / name)
+            torch.save(worker.optimizer.state_dict(), folder / f"{name}.optimizer.pt")
+        state = {"rollout": self.completed, "roll_in": self._position, "algorithm": self.args.algorithm}
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=1))
+
+
+def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over steps of each metric, taken where it was reported."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            values[name].append(value)
+    return {name: sum(v) / len(v) for name, v in values.items()}
+
+
+def _times(began: float, rolled_at: float, tokens: float) -> dict[str, float]:
+    now = time.perf_counter()
+    return {
+        "time/rollout_seconds": rolled_at - began,
+        "time/train_seconds": now - rolled_at,
+        "time/response_tokens_per_second": tokens / (now - began),
+    }

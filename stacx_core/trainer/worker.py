@@ -1,0 +1,131 @@
+"""One role in this process: its model, its loss, its optimizer."""
+
+from __future__ import annotations
+
+import pluggy
+import torch
+from torch import Tensor, nn
+
+from stacx_core.backends.attention import PackedLayout
+from stacx_core.backends.model import forward
+from stacx_core.backends.optimizer import RoleOptimizer
+from stacx_core.config import ModelRole
+from stacx_core.data.batch import Batch, select
+from stacx_core.data.packing import micro_batches, pack
+from stacx_core.errors import NonFiniteError
+from stacx_core.knobs import Args
+from stacx_core.objectives.aggregation import Aggregation, make_reducer
+from stacx_core.objectives.log_probs import response_rows, token_log_probs
+from stacx_core.seeds import sub_seed
+from stacx_core.specialization.base import Specialization
+from stacx_core.trainer.step_metrics import StepMetrics
+
+
+class RoleWorker:
+    """Scores and trains one role.
+
+    Args:
+        role: The role of the recipe.
+        model: A causal LM from :func:`stacx_core.backends.model.load_model`.
+        specialization: The role's loss.
+        args: The completed arguments.
+        hook: The plugin hooks; ``compute_loss`` is called through them.
+    """
+
+    def __init__(
+        self, role: ModelRole, model: nn.Module, specialization: Specialization, args: Args, hook: pluggy.HookRelay
+    ) -> None:
+        self.role = role
+        self.model = model
+        self.specialization = specialization
+        self.args = args
+        self._hook = hook
+        self.optimizer = RoleOptimizer(model, args) if role.trainable else None
+        if not role.trainable:
+            model.requires_grad_(False)
+        self.device = next(model.parameters()).device
+
+    def micro_batches(self, batch: Batch) -> list[list[int]]:
+        """Positions of the samples of each micro-batch."""
+        return micro_batches(
+            batch["total_lengths"],
+            micro_batch_size=self.args.micro_batch_size,
+            max_tokens=self.args.max_tokens_per_gpu,
+            atoms=batch.get("pair_ids"),
+        )
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> list[Tensor]:
+        """Log-probs of every response token at the sampling temperature: per sample ``[R]`` fp32 on the CPU."""
+        training = self.model.training
+        self.model.eval()
+        scores: list[Tensor] = [torch.empty(0)] * len(batch["tokens"])
+        for positions in self.micro_batches(batch):
+            micro = pack(select(batch, positions), self.device)
+            rows = response_rows(micro["total_lengths"], micro["response_lengths"]).to(self.device)
+            logits = self._logits(micro, rows)
+            log_probs, _ = token_log_probs(
+                logits, micro["tokens"][0, rows + 1], self.args.rollout_temperature, self.args.log_probs_chunk_size
+            )
+            for position, part in zip(positions, log_probs.cpu().split(micro["response_lengths"]), strict=True):
+                scores[position] = part
+        self.model.train(training)
+        return scores
+
+    def train_step(self, batch: Batch, total_updates: int) -> dict[str, float]:
+        """One optimizer step on all samples of ``batch``.
+
+        A step without a trainable token or with a gradient of exactly zero leaves weights and moments alone, since
+        AdamW would still move them by momentum; it is reported as ``skipped_step``.
+
+        Raises:
+            NonFiniteError: The loss or the gradient is not finite; the weights are untouched.
+        """
+        assert self.optimizer is not None
+        tokens = sum(int(mask.sum()) for mask in batch["loss_masks"])
+        if tokens == 0:
+            return {"skipped_step": 1.0}
+        torch.manual_seed(sub_seed(self.args.seed, "dropout", self.optimizer.updates))
+        metrics = self.backward(batch)
+        norm = self.optimizer.gradient_norm()
+        if not torch.isfinite(torch.tensor(norm)):
+            update = self.optimizer.updates
+            raise NonFiniteError(f"role {self.role.name!r}: the gradient norm of update {update} is {norm}")
+        if norm == 0:
+            return {**metrics, "grad_norm": 0.0, "skipped_step": 1.0}
+        lr = self.optimizer.step(norm, total_updates)
+        return {**metrics, "grad_norm": norm, "lr": lr, "skipped_step": 0.0}
+
+    def backward(self, batch: Batch) -> dict[str, float]:
+        """Accumulate the gradient of the whole step's loss, micro-batch by micro-batch; returns its metrics."""
+        assert self.optimizer is not None
+        self.optimizer.zero_grad()
+        self.model.train()
+        normalizer = Aggregation(self.args.loss_aggregation).normalizer(
+            len(set(batch["rollout_ids"])),
+            sum(int(mask.sum()) for mask in batch["loss_masks"]),
+            self.args.rollout_max_response_len,
+        )
+        totals = StepMetrics()
+        for positions in self.micro_batches(batch):
+            micro = pack(select(batch, positions), self.device)
+            loss, metrics = self._loss(micro)
+            if not torch.isfinite(loss):
+                names = ", ".join(str(i) for i in micro["sample_indices"])
+                raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {float(loss)}")
+            (loss / normalizer).backward()
+            totals.add({**metrics, "loss": loss.detach()})
+        return self.specialization.summarize(totals.result(normalizer))
+
+    def _loss(self, micro: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        reducer = make_reducer(
+            self.args.loss_aggregation, micro["response_lengths"], micro["loss_masks"], micro["rollout_mask_sums"]
+        )
+        result: tuple[Tensor, dict[str, Tensor]] = self._hook.compute_loss(
+            specialization=self.specialization, model_output=self._logits(micro), batch=micro, reducer=reducer
+        )
+        return result
+
+    def _logits(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
+        layout = PackedLayout(micro["total_lengths"], self.device)
+        return forward(self.model, micro["tokens"], micro["position_ids"], layout, rows)[0]

@@ -1,0 +1,243 @@
+"""Prompt sources, malformed rows, and the order of prompts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
+from stacx_core.errors import CheckpointError, ConfigError, DataError
+
+RECORDS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+3?", "answer": "5", "level": 2}]
+MESSAGES = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
+
+
+def load(source: Path | str, label_key: str | None = "answer", seed: int = 0) -> list[PromptRow]:
+    return load_prompts(str(source), input_key="question", label_key=label_key, seed=seed)
+
+
+def jsonl(folder: Path, text: str | bytes) -> Path:
+    path = folder / "data.jsonl"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def check_records(rows: list[PromptRow]) -> None:
+    assert [(row.prompt, row.label, row.index, row.metadata) for row in rows] == [
+        ("1+1?", "2", 0, {"level": 1}),
+        ("2+3?", "5", 1, {"level": 2}),
+    ]
+
+
+def test_jsonl_with_blank_lines(tmp_path: Path) -> None:
+    text = (
+        '{"question": "1+1?", "answer": "2", "level": 1}\n\n{"question": "2+3?", "answer": 5, "level": 2}\n'
+    )
+    rows = load(jsonl(tmp_path, text))
+    check_records(rows)
+    assert rows[1].where.endswith("data.jsonl, line 3")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS), path)
+    rows = load(path)
+    check_records(rows)
+    assert rows[1].where.endswith("data.parquet, row 2")
+
+
+def test_parquet_with_messages(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist([{"question": MESSAGES}]), path)
+    assert load(path, None)[0].prompt == MESSAGES
+
+
+def test_hugging_face_dataset_folder(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "set")
+    check_records(load(tmp_path / "set"))
+
+
+def test_a_folder_of_splits_asks_for_one_of_them(tmp_path: Path) -> None:
+    split = datasets.Dataset.from_list(RECORDS)
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match="several splits: test, train"):
+        load(tmp_path / "set")
+    check_records(load(tmp_path / "set" / "train"))
+
+
+def test_messages_and_rows_without_label(tmp_path: Path) -> None:
+    row = load(jsonl(tmp_path, '{"question": [{"role": "user", "content": "Hi", "name": null}]}'), None)[0]
+    assert row.prompt == [{"role": "user", "content": "Hi"}]
+    assert row.label is None
+
+
+def test_reasoning_gym_is_reproducible_and_carries_its_entry() -> None:
+    source = "reasoning_gym:chain_sum?size=3&max_terms=2&min_terms=2"
+    rows = load(source, seed=4)
+    assert rows == load(source, seed=4)
+    assert len(rows) == 3
+    assert [row.prompt for row in rows] != [row.prompt for row in load(source, seed=5)]
+    assert load(source + "&seed=4", seed=5)[0].prompt == rows[0].prompt
+    assert rows[0].metadata["dataset"] == "chain_sum"
+    assert rows[0].metadata["entry"]["answer"] == rows[0].label
+    assert rows[0].metadata["entry"]["metadata"]["num_terms"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("reasoning_gym:chain_sums", "no data set 'chain_sums' .did you mean 'chain_sum'"),
+        ("reasoning_gym:chain_sum?nope=1", "unexpected keyword argument 'nope'"),
+        ("reasoning_gym:chain_sum?min_terms=0", "min_terms"),
+        ("reasoning_gym:chain_sum?size=0", "size|no row"),
+    ],
+)
+def test_a_wrong_reasoning_gym_source_is_named(source: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(source)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", "line 2: not JSON"),
+        (b"\xff\xfe", "line 2: not UTF-8"),
+        ("[" * 200_000, "line 2: not JSON"),
+        ("[1]", "line 2: a row must be an object with named fields, not list"),
+        (
+            '{"qestion": "1", "answer": "2"}',
+            "line 2: no field 'question' .*did you mean 'qestion'.*'qestion', 'answer'",
+        ),
+        ('{"question": "1"}', "line 2: no field 'answer' .label_key.; fields there: 'question'"),
+        (
+            '{"question": 1, "answer": "2"}',
+            "line 2: 'question' must be a string or a list of chat messages, not int",
+        ),
+        ('{"question": null, "answer": "2"}', "not NoneType"),
+        ('{"question": "  ", "answer": "2"}', "line 2: 'question' is empty"),
+        ('{"question": [], "answer": "2"}', "line 2: 'question' has no message"),
+        (
+            '{"question": ["hi"], "answer": "2"}',
+            "message 1 must be an object with 'role' and 'content', not str",
+        ),
+        (
+            '{"question": [{"role": "user"}], "answer": "2"}',
+            "message 1: 'content' must be a string, not NoneType",
+        ),
+        ('{"question": "1", "answer": NaN}', "line 2: 'answer' is nan; a label must be finite"),
+        ('{"question": "1", "answer": null}', "line 2: 'answer' must be a string or a number, not NoneType"),
+        ('{"question": "1", "answer": true}', "line 2: 'answer' must be a string or a number, not bool"),
+        ('{"question": "1", "answer": ["2"]}', "not list"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str | bytes, message: str) -> None:
+    good = b'{"question": "1+1?", "answer": "2"}\n'
+    with pytest.raises(DataError, match=message) as caught:
+        load(jsonl(tmp_path, good + (line.encode() if isinstance(line, str) else line)))
+    assert "data.jsonl, line 2" in str(caught.value)
+
+
+def test_a_malformed_parquet_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"question": ["a", None], "answer": ["1", "2"]}), path)
+    with pytest.raises(DataError, match=r"data\.parquet, row 2: 'question' must be a string"):
+        load(path)
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    path.write_text("no")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        load(path)
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no row"):
+        load(jsonl(tmp_path, "\n"))
+
+
+def test_a_missing_file_is_named_with_its_nearest_sibling(tmp_path: Path) -> None:
+    jsonl(tmp_path, "")
+    with pytest.raises(DataError, match=r"does not exist \(did you mean 'data.jsonl'\?\)"):
+        load(tmp_path / "dat.jsonl")
+
+
+def test_unknown_kinds_of_source_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"suffix '.csv'; it must be one of .jsonl, .parquet"):
+        load(tmp_path / "data.csv")
+    with pytest.raises(DataError, match="is a folder, but not one"):
+        load(tmp_path)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ConfigError, match=r"pip install 'stacx-core\[reasoning-gym\]'"):
+        load("reasoning_gym:chain_sum")
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "set")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install 'stacx-core\[data\]'"):
+        load(tmp_path / "set")
+
+
+def rows(count: int) -> list[PromptRow]:
+    return [PromptRow(f"prompt {index}", None, index) for index in range(count)]
+
+
+def indices(taken: list[PromptRow]) -> list[int]:
+    return [row.index for row in taken]
+
+
+def test_every_epoch_is_a_permutation_of_its_own() -> None:
+    stream = PromptStream(rows(12), seed=0, shuffle=True)
+    first, second = indices(stream.take(12)), indices(stream.take(12))
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+
+
+def test_without_shuffling_the_order_of_the_source_repeats() -> None:
+    assert indices(PromptStream(rows(3), seed=0, shuffle=False).take(7)) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_data_smaller_than_a_batch_crosses_epochs() -> None:
+    taken = indices(PromptStream(rows(2), seed=0, shuffle=True).take(7))
+    assert [sorted(taken[start : start + 2]) for start in (0, 2, 4)] == [[0, 1]] * 3
+
+
+def test_a_run_resumed_in_the_second_epoch_sees_the_same_prompts() -> None:
+    unbroken = PromptStream(rows(12), seed=3, shuffle=True)
+    for _ in range(4):
+        unbroken.take(4)
+    resumed = PromptStream(rows(12), seed=3, shuffle=True)
+    resumed.restore(unbroken.state())
+    assert unbroken.state() == {"epoch": 1, "position": 4, "rows": 12}
+    assert [indices(resumed.take(4)) for _ in range(4)] == [indices(unbroken.take(4)) for _ in range(4)]
+
+
+@given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32))
+def test_the_order_does_not_depend_on_how_it_is_taken(size: int, before: int, after: int, seed: int) -> None:
+    whole = indices(PromptStream(rows(size), seed, shuffle=True).take(before + after))
+    broken = PromptStream(rows(size), seed, shuffle=True)
+    assert indices(broken.take(before)) == whole[:before]
+    resumed = PromptStream(rows(size), seed, shuffle=True)
+    resumed.restore(broken.state())
+    assert indices(resumed.take(after)) == whole[before:]
+
+
+def test_resuming_on_other_data_is_refused() -> None:
+    state: dict[str, Any] = PromptStream(rows(12), 0, True).state()
+    with pytest.raises(CheckpointError, match="saved with 12 prompt rows, but the data now has 11"):
+        PromptStream(rows(11), 0, True).restore(state)
+
+
+def test_a_stream_needs_a_row() -> None:
+    with pytest.raises(DataError, match="has no row"):
+        PromptStream([], 0, True)

@@ -76,13 +76,11 @@ HOST = Package(
     ROOT,
     tests=("tests",),
     needs=("examples",),
-    ignored=("tests/docs",),
+    ignored=("tests/docs", "tests/train", "tests/trainer/test_invariance.py", "tests/trainer/test_resume.py"),
     extras=("data", "reasoning-gym", "wandb"),
 )
 OTHERS = [
-    read(path)
-    for pattern in ("plugins", "examples")
-    for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))
+    read(path) for pattern in ("plugins", "examples") for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))
 ]
 PACKAGES = {package.name: package for package in (HOST, *OTHERS)}
 
@@ -103,7 +101,7 @@ def lint(session: nox.Session) -> None:
     """Style, format, and who may import whom."""
     python(session, "ruff", "check", ".")
     python(session, "ruff", "format", "--check", ".")
-    session.run(sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()")
+    session.run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
 
 
 @nox.session(venv_backend="none")
@@ -148,7 +146,7 @@ def build(session: nox.Session, package: Package, outside: Path) -> Path:
     """Build the wheel of a package and return its path."""
     source, target = package.folder, outside / "dist" / package.name
     if package is not HOST:
-        # Built from a copy: setuptools leaves metadata beside its sources, which would count as an installed plugin.
+        # From a copy: setuptools leaves metadata beside its sources, which would count as an installed plugin.
         source = outside / "sources" / package.name
         copy(package.folder, source)
     python(session, "build", "--wheel", "--outdir", str(target), str(source))

@@ -1,8 +1,8 @@
-"""Make the model and the prompts of the benchmark: ``python task.py FOLDER``.
+"""Make the models and the prompts of the benchmark: ``python task.py FOLDER``.
 
-The model is a Llama of 0.9 million parameters with a vocabulary of 256, so that an untrained one rarely samples the
-stop token and writes long completions. ``FOLDER/cold`` holds it as it was initialised, ``FOLDER/warm`` after some
-supervised steps on the sums, which leave it with short completions.
+All models are Llamas of 0.8 million parameters that write digits and other characters. ``FOLDER/long`` is untrained and
+has a vocabulary of 256, so that it rarely samples the stop token; ``FOLDER/mixed`` is untrained and has one of 14, so
+that its completions stop at all lengths; ``FOLDER/short`` is ``mixed`` after some supervised steps on sums.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,26 +22,28 @@ from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<end>", "<unknown>"]
-CHARACTERS = [chr(c) for c in (*range(0x21, 0x7F), *range(0x100, 0x1A0))]
+FEW = [*"0123456789+="]
+MANY = [*FEW, *(chr(c) for c in range(0x100, 0x1F2))]
 ROWS = 2000
 
 
 def make_task(folder: Path) -> None:
-    """Write ``sums.jsonl``, ``cold/`` and ``warm/``."""
+    """Write ``sums.jsonl`` and the three models."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     sums = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(ROWS)]
     rows = (json.dumps({"prompt": f"{a}+{b}=", "label": str(a + b)}) for a, b in sums)
     (folder / "sums.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    tokenizer = make_tokenizer()
-    make_model(tokenizer).save_pretrained(folder / "cold")
-    tokenizer.save_pretrained(folder / "cold")
+    for name, characters in {"long": MANY, "mixed": FEW}.items():
+        tokenizer = make_tokenizer(characters)
+        make_model(tokenizer).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     warm_start(folder)
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token per character."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])}
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = Split(Regex("."), behavior="isolated")
     tokenizer.decoder = Fuse()
@@ -69,11 +72,11 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def warm_start(folder: Path) -> None:
-    """Train ``cold`` on the sums and put the result at ``warm``."""
+    """Train ``mixed`` on the sums and put the result at ``short``."""
     run = folder / "sft"
     flags = {
         "--algorithm": "sft",
-        "--hf-checkpoint": folder / "cold",
+        "--hf-checkpoint": folder / "mixed",
         "--prompt-data": folder / "sums.jsonl",
         "--label-key": "label",
         "--rollout-batch-size": 128,
@@ -83,7 +86,7 @@ def warm_start(folder: Path) -> None:
     }
     if stacx(["train", *(str(part) for flag in flags.items() for part in flag)]):
         raise SystemExit("the warm start failed")
-    (run / "checkpoints" / "latest" / "policy").resolve().rename(folder / "warm")
+    (run / "checkpoints" / "latest" / "policy").resolve().rename(folder / "short")
 
 
 if __name__ == "__main__":

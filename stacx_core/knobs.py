@@ -207,8 +207,12 @@ class ConfigFile:
                 raise ConfigError(f"config file {path}: key {name!r} stands outside a table; write [section] first")
         return cls(str(path), tables)
 
-    def values(self, knobs: Iterable[Knob]) -> dict[str, Any]:
+    def values(self, knobs: Iterable[Knob], elsewhere: Mapping[str, str]) -> dict[str, Any]:
         """The checked value of every key.
+
+        Args:
+            knobs: The knobs of the host and the recipe.
+            elsewhere: Keys of knobs of other recipes, with the name of the recipe, for the message.
 
         Raises:
             ConfigError: A key is not a knob of the host or the recipe, or its value is refused.
@@ -221,11 +225,16 @@ class ConfigFile:
             for name, value in table.items():
                 key = f"{section}.{name}"
                 if key not in by_key:
-                    raise ConfigError(self._unknown(key, name, by_key))
+                    raise ConfigError(self._unknown(key, name, by_key, elsewhere))
                 found[name] = by_key[key].validate(value, f"config file {self.path}: {key}")
         return found
 
-    def _unknown(self, key: str, name: str, by_key: Mapping[str, Knob]) -> str:
+    def _unknown(self, key: str, name: str, by_key: Mapping[str, Knob], elsewhere: Mapping[str, str]) -> str:
+        if key in elsewhere:
+            return (
+                f"config file {self.path}: {key} is a knob of recipe {elsewhere[key]!r}, "
+                "which this run does not use; remove it"
+            )
         home = [k for k, knob in by_key.items() if knob.name == name]
         hint = f" (it belongs in [{by_key[home[0]].section}])" if home else nearest(key, by_key)
         return f"config file {self.path}: unknown key {key!r}{hint}"

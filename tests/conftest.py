@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +57,9 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = Split(Regex("."), behavior="isolated")
     tokenizer.decoder = Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>"
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>").save_pretrained(
+        folder
+    )
 
 
 @pytest.fixture(scope="session")
@@ -76,3 +79,91 @@ def host_args() -> Callable[..., Args]:
         return Args({**{knob.name: knob.default for knob in HOST_KNOBS}, **given})
 
     return build
+
+
+REWARDS = '''
+"""Rewards of these tests; FATAL_CALL is the call at which the process sends FATAL_SIGNAL to itself, or raises."""
+
+import os
+
+calls = 0
+
+
+def digits(sample):
+    """The share of digits among four characters."""
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("FATAL_CALL", "0")):
+        if "FATAL_SIGNAL" not in os.environ:
+            raise ValueError("no such answer")
+        os.kill(os.getpid(), int(os.environ["FATAL_SIGNAL"]))
+    return sum(character.isdigit() for character in sample.response) / 4
+
+
+def constant(sample):
+    return 0.5
+'''
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path of this process with the module `fatal_rewards`, imported anew by each test."""
+    folder = tmp_path / "rewards"
+    folder.mkdir()
+    (folder / "fatal_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "fatal_rewards", raising=False)
+    return folder
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def stacx(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
+    """Run the `stacx` command in this process, with a plugin host of its own and no STACX_ variable but those given."""
+    from stacx_core.cli import main
+
+    for variable in [name for name in os.environ if name.startswith("STACX_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr("stacx_core.plugins._current", None)
+
+    def run(*arguments: str | Path, **environment: str) -> Finished:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Finished(int(code), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def train(stacx: Callable[..., Finished], checkpoint: Path, sums: Path, tmp_path: Path) -> Callable[..., Finished]:
+    """`stacx train` of a recipe on the tiny checkpoint and the additions, a few tokens at a time."""
+
+    def run(algorithm: str, *arguments: str | Path, output: str = "run", **environment: str) -> Finished:
+        given = ["--algorithm", algorithm, "--hf-checkpoint", checkpoint, "--prompt-data", sums]
+        given += ["--label-key", "label", "--output-dir", tmp_path / output, "--rollout-batch-size", "4"]
+        given += ["--rollout-max-response-len", "4", "--lr", "1e-3"]
+        return stacx("train", *given, *arguments, **environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def metrics() -> Callable[[Path], list[dict[str, float]]]:
+    """The lines of a run's metrics, without the times."""
+
+    def read(folder: Path) -> list[dict[str, float]]:
+        lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+    return read

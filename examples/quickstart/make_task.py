@@ -22,8 +22,8 @@ CHARACTERS = "0123456789+="
 HELD_OUT = 500
 
 
-def make_task(folder: Path, seed: int) -> None:
-    """Write ``model/``, ``train.jsonl`` and ``held_out.jsonl`` into ``folder``."""
+def make_task(folder: Path, seed: int, demonstrations: int) -> None:
+    """Write ``model/`` and ``train.jsonl``, its first rows as ``demonstrations.jsonl``, and ``held_out.jsonl``."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     make_model(tokenizer, seed).save_pretrained(folder / "model")
@@ -32,6 +32,7 @@ def make_task(folder: Path, seed: int) -> None:
     random.Random(sub_seed(seed, "task")).shuffle(sums)
     write_rows(folder / "held_out.jsonl", sums[:HELD_OUT])
     write_rows(folder / "train.jsonl", sums[HELD_OUT:])
+    write_rows(folder / "demonstrations.jsonl", sums[HELD_OUT : HELD_OUT + demonstrations])
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,7 +8,6 @@ needs no cache class of Transformers.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -63,34 +62,56 @@ class PackedLayout:
     sequence is needed.
 
     Args:
-        lengths: Tokens of each sequence, in order; their sum is T.
+        lengths: Tokens of each sequence, in order.
         device: Where the projections live.
+        places: ``[sum(lengths)]`` int64 on the CPU, where each token of each sequence stands among the T tokens of
+            the input; sequences may have tokens in common. By default they lie end to end.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device, places: Tensor | None = None) -> None:
         self.longest = max(lengths, default=0)
         self.layers_seen: set[int] = set()
-        starts = [0, *itertools.accumulate(lengths)]
-        self._groups: list[tuple[Tensor, Tensor, int, int]] = []
+        places = torch.arange(sum(lengths)) if places is None else places
+        own = places.split(list(lengths))
+        self._groups: list[tuple[Tensor | None, int, int]] = []
+        found = torch.empty(int(places.max()) + 1, dtype=torch.int64)
+        offset = 0
         for members in _similar(lengths):
             width = max(lengths[i] for i in members)
-            tokens = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in members])
-            slots = torch.cat([torch.arange(lengths[i]) + row * width for row, i in enumerate(members)])
-            self._groups.append((tokens.to(device), slots.to(device), len(members), width))
-        self._inverse = torch.cat([tokens for tokens, *_ in self._groups]).argsort()
+            tokens = torch.stack([_stretched(own[i], width) for i in members])
+            for row, i in enumerate(members):
+                start = offset + row * width
+                found[own[i]] = torch.arange(start, start + lengths[i])
+            offset += tokens.numel()
+            self._groups.append((_unless_trivial(tokens.flatten(), len(found), device), len(members), width))
+        self._found = _unless_trivial(found, offset, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
         """``[1, H, T, D]`` to ``[1, T, H, D]``."""
         self.layers_seen.add(layer)
         flat = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
         parts = []
-        for tokens, slots, rows, width in self._groups:
-            q, k, v = (_pad(x, tokens, slots, rows, width) for x in flat)
+        for tokens, rows, width in self._groups:
+            q, k, v = (_select(x, tokens).unflatten(0, (rows, width)).transpose(1, 2) for x in flat)
             attended = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scale, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
             )
-            parts.append(attended.transpose(1, 2).flatten(0, 1)[slots])
-        return torch.cat(parts)[self._inverse].unsqueeze(0)
+            parts.append(attended.transpose(1, 2).flatten(0, 1))
+        return _select(torch.cat(parts) if len(parts) > 1 else parts[0], self._found).unsqueeze(0)
+
+
+def _stretched(tokens: Tensor, width: int) -> Tensor:
+    """A sequence made ``width`` long by repeating its last token, which no earlier one attends to."""
+    return torch.cat([tokens, tokens[-1:].expand(width - len(tokens))])
+
+
+def _unless_trivial(index: Tensor, count: int, device: torch.device) -> Tensor | None:
+    """``index`` on the device, or ``None`` when selecting by it from ``count`` rows would change nothing."""
+    return None if torch.equal(index, torch.arange(count)) else index.to(device)
+
+
+def _select(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else x.index_select(0, index)
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
@@ -102,8 +123,3 @@ def _similar(lengths: Sequence[int]) -> list[list[int]]:
         else:
             groups.append([index])
     return [sorted(group) for group in groups]
-
-
-def _pad(x: Tensor, tokens: Tensor, slots: Tensor, rows: int, width: int) -> Tensor:
-    padded = x.new_zeros(rows * width, *x.shape[1:]).index_copy(0, slots, x[tokens])
-    return padded.view(rows, width, *x.shape[1:]).transpose(1, 2)

@@ -93,7 +93,7 @@ def check_packing(model: nn.Module) -> None:
     positions = torch.tensor([[0, 1, 0, 1, 2]], device=device)
     with torch.no_grad():
         forward(model, tokens, positions, layout)
-    layers = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]
     if len(layout.layers_seen) != layers:
         raise ModelError(
             f"{type(model).__name__}: {len(layout.layers_seen)} of {layers} layers use a replaceable attention; "

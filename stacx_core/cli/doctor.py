@@ -27,9 +27,11 @@ from stacx_core.plugins import UNUSABLE, PluginHost
 LIBRARIES = ("torch", "transformers", "pluggy", "click")
 
 EXTRAS = {
+    "data": "pyarrow",
     "megatron": "megatron-core",
     "plot": "matplotlib",
     "ray": "ray",
+    "reasoning-gym": "reasoning-gym",
     "sglang": "sglang",
     "wandb": "wandb",
 }

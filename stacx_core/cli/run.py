@@ -16,6 +16,7 @@ from stacx_core.errors import ExitCode, StacxError
 
 COMMANDS = {
     "train": ("stacx_core.cli.train:train", "Train a model with a recipe."),
+    "plot": ("stacx_core.cli.plot:plot", "Draw the curves of runs."),
     "list-recipes": ("stacx_core.cli.listing:list_recipes", "List the recipes of all plugins."),
     "show-recipe": ("stacx_core.cli.recipe_page:show_recipe", "Show everything about one recipe."),
     "plugins": ("stacx_core.cli.listing:plugins", "List the installed plugins, also the broken ones."),

@@ -63,7 +63,7 @@ def resolve_args(
         knobs,
         flags=given,
         environment=environment_values(knobs, os.environ, elsewhere),
-        config=file.values(knobs) if file else {},
+        config=file.values(knobs, elsewhere) if file else {},
         config_path=file.path if file else "",
         recipe_defaults=recipe.defaults,
     )
@@ -82,12 +82,11 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
 
 def run(recipe: TrainingConfig, args: Args, knobs: Sequence[Knob]) -> int:
     """Train, with the resolved configuration stored beside the results; returns the exit code."""
-    from stacx_core.trainer.factory import create_trainer, resume_point
+    from stacx_core.trainer.factory import create_trainer
 
-    resume_point(args)
     print(f"stacx train {recipe.name} -> {args.output_dir}", file=sys.stderr)
     trainer = create_trainer(recipe, args)
-    store_config(Path(args.output_dir), render_config(knobs, args))
+    store_config(Path(args.output_dir), render_config(knobs, args.replace("default", resume="never")))
     try:
         last = trainer.train()
     except KeyboardInterrupt:

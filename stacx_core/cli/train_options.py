@@ -123,8 +123,9 @@ def parse_selection(args: Sequence[str], file: ConfigFile | None) -> Args:
 
 
 def _knobs_elsewhere(recipe: str) -> dict[str, str]:
-    """Environment variable -> recipe, for the knobs of all other recipes."""
-    return {knob.env: name for name, c in TRAINING_CONFIGS.items() if name != recipe for knob in c.knobs}
+    """Environment variable and config key -> recipe, for the knobs of all other recipes."""
+    others = [(name, knob) for name, c in TRAINING_CONFIGS.items() if name != recipe for knob in c.knobs]
+    return {spelling: name for name, knob in others for spelling in (knob.env, knob.key)}
 
 
 def _option(knob: Knob) -> click.Option:

@@ -62,7 +62,7 @@ class DecodeLayout:
     def __init__(self, caches: dict[int, tuple[Tensor, Tensor]], valid: Tensor, positions: Tensor, column: int) -> None:
         self.longest = valid.shape[1]
         self._caches = caches
-        self._valid = valid
+        self._valid = None if bool(valid.all()) else valid
         self._positions = positions
         self._column = column - 1
 
@@ -73,10 +73,27 @@ class DecodeLayout:
         self._positions = self._positions + 1
         return positions
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these."""
-        self._caches = {layer: (k[rows], v[rows]) for layer, (k, v) in self._caches.items()}
-        self._valid, self._positions = self._valid[rows], self._positions[rows]
+    def keep(self, going: Tensor) -> Tensor:
+        """Drop rows; the last ones left move into the gaps, so that only these are copied.
+
+        Args:
+            going: ``[R]`` bool, the rows to keep.
+
+        Returns:
+            ``[going.sum()]`` int64, the old index of each row.
+        """
+        count = int(going.sum())
+        order = torch.arange(count, device=going.device)
+        gaps = (~going[:count]).nonzero().squeeze(-1)
+        order[gaps] = going[count:].nonzero().squeeze(-1) + count
+        used = self._column + 1
+        for keys, values in self._caches.values():
+            keys[gaps, :, :used] = keys[order[gaps], :, :used]
+            values[gaps, :, :used] = values[order[gaps], :, :used]
+        self._caches = {layer: (k[:count], v[:count]) for layer, (k, v) in self._caches.items()}
+        self._valid = None if self._valid is None else self._valid[order]
+        self._positions = self._positions[order]
+        return order
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
         """``[R, H, 1, D]`` to ``[R, 1, H, D]``; query heads that share a key head go in as its queries."""
@@ -90,7 +107,7 @@ class DecodeLayout:
             grouped,
             keys[:, :, :end],
             values[:, :, :end],
-            attn_mask=self._valid[:, None, None, :end],
+            attn_mask=None if self._valid is None else self._valid[:, None, None, :end],
             scale=scale,
             dropout_p=dropout,
         )

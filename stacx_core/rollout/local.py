@@ -80,9 +80,8 @@ class LocalEngine:
             ended = torch.isin(tokens, stops)
             if ended.any():
                 stopped[alive[ended]] = True
-                going = (~ended).nonzero().squeeze(-1)
-                alive, tokens = alive[going], tokens[going]
-                layout.keep(going)
+                kept = layout.keep(~ended)
+                alive, tokens = alive[kept], tokens[kept]
             if not len(alive) or step + 1 == params.max_new_tokens:
                 break
             logits = forward(self.model, tokens[:, None], layout.advance(), layout)[:, -1]

@@ -51,8 +51,8 @@ def _truncate(log_probs: Tensor, params: SamplingParams) -> Tensor:
     """``[R, V]`` probabilities with everything outside top-k and the nucleus set to 0."""
     probs = log_probs.exp()
     if 0 < params.top_k < probs.shape[-1]:
-        floor = probs.topk(params.top_k, dim=-1).values[:, -1:]
-        probs = torch.where(probs >= floor, probs, 0.0)
+        likeliest = probs.topk(params.top_k, dim=-1)
+        probs = torch.zeros_like(probs).scatter(-1, likeliest.indices, likeliest.values)
     if params.top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True)
         mass = ordered.cumsum(-1)

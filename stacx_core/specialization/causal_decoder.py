@@ -67,6 +67,6 @@ class CausalDecoderSpecialization(Specialization):
         return where_masked(torch.cat(list(batch[key])), self.mask(batch))
 
     def mean_pair(self, values: Tensor, batch: Batch) -> Tensor:
-        """``[2]``: sum over trained tokens of the ``[N]`` values, and their number; detached."""
+        """``[2]`` fp64: sum over trained tokens of the ``[N]`` values, and their number; detached."""
         mask = self.mask(batch)
-        return torch.stack([where_masked(values.detach(), mask).sum(), mask.sum().to(values.dtype)])
+        return torch.stack([where_masked(values.detach(), mask).double().sum(), mask.sum().double()])

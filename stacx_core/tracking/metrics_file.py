@@ -13,13 +13,13 @@ class MetricsFile:
 
     Args:
         path: The file; made when missing.
-        resumed_at: Rollouts completed at the checkpoint a run resumes from. Later lines, which the killed run wrote and
-            the resumed one will write again, are moved to ``metrics.superseded.jsonl``. ``None`` for a fresh run.
+        resumed_at: Rollouts completed at the checkpoint a run resumes from, 0 for a run that starts at the beginning.
+            Lines that an earlier process wrote and this one writes again are moved to ``metrics.superseded.jsonl``.
     """
 
-    def __init__(self, path: Path, resumed_at: int | None) -> None:
+    def __init__(self, path: Path, resumed_at: int) -> None:
         self.path = path
-        if resumed_at is not None and path.exists():
+        if path.exists():
             self._rewind(resumed_at)
         self._file = path.open("a", encoding="utf-8")
 
@@ -27,7 +27,8 @@ class MetricsFile:
         kept: list[str] = []
         superseded: list[str] = []
         for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
-            (kept if _rollout_of(line) <= resumed_at else superseded).append(line)
+            done = resumed_at > 0 and _rollout_of(line) <= resumed_at
+            (kept if done else superseded).append(line)
         if superseded:
             with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as file:
                 file.writelines(superseded)

@@ -18,14 +18,14 @@ class Tracker:
     Args:
         args: The completed arguments.
         total: Rollouts of the run.
-        resumed_at: Rollouts completed at the checkpoint resumed from; ``None`` for a fresh run.
+        resumed_at: Rollouts completed at the checkpoint resumed from; 0 for a fresh run.
     """
 
-    def __init__(self, args: Args, total: int, resumed_at: int | None) -> None:
+    def __init__(self, args: Args, total: int, resumed_at: int) -> None:
         folder = Path(args.output_dir)
         self._file = MetricsFile(folder / "metrics.jsonl", resumed_at)
         self._wandb = WandbRun(args, folder) if args.wandb_mode != "disabled" else None
-        self._console = Console(total, resumed_at or 0, sys.stderr)
+        self._console = Console(total, resumed_at, sys.stderr)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one rollout; ``rollout`` is the number of completed ones."""

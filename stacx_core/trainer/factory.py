@@ -39,8 +39,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
             be loaded itself.
     """
     torch.set_num_threads(args.num_threads or free_cores())
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    disable_progress_bar()
     checkpoint = resume_point(args)
     tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
@@ -60,7 +59,8 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         channels=[*local_channels(config, args), *_plugin_channels(config, args)],
         num_rollout=num_rollout,
     )
-    return StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else None), start)
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    return StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else 0), start)
 
 
 def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBase, RollIn, Evaluation | None, int]:

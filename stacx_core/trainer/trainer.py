@@ -144,7 +144,8 @@ class StacxTrainer:
         total = self.parts.num_rollout * self.args.num_steps_per_rollout
         results = [worker.train_step(select(batch, positions), total) for positions in steps]
         assert worker.optimizer is not None
-        return {**_mean(results), "updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
+        first = {"lr": results[0]["lr"]} if results and "lr" in results[0] else {}
+        return {**_mean(results), **first, "updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
 
     def _due(self, interval: int | None) -> bool:
         last = self.completed == self.parts.num_rollout

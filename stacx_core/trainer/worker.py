@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pluggy
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import RoleOptimizer
+from stacx_core.backends.shared_prompts import share_prompts
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
 from stacx_core.data.packing import micro_batches, pack
@@ -19,6 +22,8 @@ from stacx_core.objectives.log_probs import response_rows, token_log_probs
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class RoleWorker:
@@ -43,7 +48,8 @@ class RoleWorker:
         self.optimizer = RoleOptimizer(model, args) if role.trainable else None
         if not role.trainable:
             model.requires_grad_(False)
-        self.device = next(model.parameters()).device
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
 
     def micro_batches(self, batch: Batch) -> list[list[int]]:
         """Positions of the samples of each micro-batch."""
@@ -84,7 +90,8 @@ class RoleWorker:
         assert self.optimizer is not None
         tokens = sum(int(mask.sum()) for mask in batch["loss_masks"])
         if tokens == 0:
-            return {"skipped_step": 1.0}
+            logger.warning("role %r: no token of this step is trained on; the step is skipped", self.role.name)
+            return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
         torch.manual_seed(sub_seed(self.args.seed, "dropout", self.optimizer.updates))
         metrics = self.backward(batch)
         norm = self.optimizer.gradient_norm()
@@ -112,7 +119,7 @@ class RoleWorker:
             loss, metrics = self._loss(micro)
             if not torch.isfinite(loss):
                 names = ", ".join(str(i) for i in micro["sample_indices"])
-                raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {float(loss)}")
+                raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {loss.item()}")
             (loss / normalizer).backward()
             totals.add({**metrics, "loss": loss.detach()})
         return self.specialization.summarize(totals.result(normalizer))
@@ -127,5 +134,17 @@ class RoleWorker:
         return result
 
     def _logits(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
-        layout = PackedLayout(micro["total_lengths"], self.device)
-        return forward(self.model, micro["tokens"], micro["position_ids"], layout, rows)[0]
+        """Logits of all packed tokens or of some rows; prompts that samples have in common are run once.
+
+        An fp64 model is run to compare gradients to the last digit. It computes every prompt, since norms of
+        Transformers round to fp32 and would round a sum of gradients otherwise than each of them.
+        """
+        tokens, positions = micro["tokens"], micro["position_ids"]
+        prompts = micro["response_lengths"] if self.dtype != torch.float64 else micro["total_lengths"]
+        kept, places = share_prompts(tokens[0].tolist(), micro["total_lengths"], prompts)
+        layout = PackedLayout(micro["total_lengths"], self.device, places)
+        if len(kept) < len(places):
+            kept, places = kept.to(self.device), places.to(self.device)
+            tokens, positions = tokens[:, kept], positions[:, kept]
+            rows = places if rows is None else places[rows]
+        return forward(self.model, tokens, positions, layout, rows)[0]

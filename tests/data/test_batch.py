@@ -125,9 +125,7 @@ def test_an_optional_field_is_set_on_every_sample_or_on_none(name: str, value: A
     samples = [make(1, index=0), make(1, index=1), make(1, index=2)]
     for index, sample in enumerate(samples):
         setattr(sample, name, None if index == missing else value)
-    with pytest.raises(
-        BatchError, match=rf"{name} is set on 2 of 3 samples; first without it: sample {missing}\."
-    ):
+    with pytest.raises(BatchError, match=rf"{name} is set on 2 of 3 samples; first without it: sample {missing}\."):
         convert(*samples)
 
 

@@ -38,9 +38,7 @@ def check_records(rows: list[PromptRow]) -> None:
 
 
 def test_jsonl_with_blank_lines(tmp_path: Path) -> None:
-    text = (
-        '{"question": "1+1?", "answer": "2", "level": 1}\n\n{"question": "2+3?", "answer": 5, "level": 2}\n'
-    )
+    text = '{"question": "1+1?", "answer": "2", "level": 1}\n\n{"question": "2+3?", "answer": 5, "level": 2}\n'
     rows = load(jsonl(tmp_path, text))
     check_records(rows)
     assert rows[1].where.endswith("data.jsonl, line 3")

@@ -40,13 +40,9 @@ FORGETFUL = (
 PLAIN_CHAT = "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 
 
-def tokenizer(
-    template: str | None = None, eos: str | None = "</s>", add_bos: bool = False
-) -> PreTrainedTokenizerFast:
+def tokenizer(template: str | None = None, eos: str | None = "</s>", add_bos: bool = False) -> PreTrainedTokenizerFast:
     """Words and line breaks become one token each; with `add_bos` plain text is wrapped as `<s> ... </s>`."""
-    backend = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")
-    )
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
     )
@@ -113,9 +109,7 @@ def test_the_chat_template_can_be_left_out() -> None:
 
 
 def test_always_needs_a_template() -> None:
-    with pytest.raises(
-        ConfigError, match="apply_chat_template is 'always', but the tokenizer has no chat template"
-    ):
+    with pytest.raises(ConfigError, match="apply_chat_template is 'always', but the tokenizer has no chat template"):
         render_prompt(row("a"), tokenizer(), "always")
 
 
@@ -204,9 +198,7 @@ def test_nothing_behind_the_last_assistant_turn_is_kept() -> None:
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    with pytest.raises(
-        DataError, match="line 1: the template renders the first 2 messages anew once more follow"
-    ):
+    with pytest.raises(DataError, match="line 1: the template renders the first 2 messages anew once more follow"):
         sft_sample(row(say("a", "<think> b", "c", "d")), tokenizer(FORGETFUL))
     assert split(made(sft_sample(row(say("a", "<think> b")), tokenizer(FORGETFUL))))[1] == [THINK, B, END]
 

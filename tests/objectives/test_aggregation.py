@@ -102,12 +102,8 @@ def four_rows() -> Rows:
         (Aggregation.CONSTANT, 0.65625),
     ],
 )
-@pytest.mark.parametrize(
-    "cut", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1], [0], [2]], [[0, 1, 2], [], [3]]], ids=str
-)
-def test_micro_batches_add_up_to_the_named_mean(
-    mode: Aggregation, expected: float, cut: list[list[int]]
-) -> None:
+@pytest.mark.parametrize("cut", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1], [0], [2]], [[0, 1, 2], [], [3]]], ids=str)
+def test_micro_batches_add_up_to_the_named_mean(mode: Aggregation, expected: float, cut: list[list[int]]) -> None:
     rows = four_rows()
     numerator = sum((rows.pick(part).numerator(mode) for part in cut), torch.zeros(()))
     assert (numerator / mode.normalizer(4, 10, 8)).item() == pytest.approx(expected, abs=1e-12)
@@ -263,15 +259,11 @@ def test_any_order_and_any_cut_into_micro_batches_gives_one_loss(
 
 @settings(deadline=None)
 @given(rows=rows_of_one_step(), mode=st.sampled_from(Aggregation), data=st.data())
-def test_cutting_one_rollout_into_siblings_gives_one_loss(
-    rows: Rows, mode: Aggregation, data: st.DataObject
-) -> None:
+def test_cutting_one_rollout_into_siblings_gives_one_loss(rows: Rows, mode: Aggregation, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows.values) - 1))
     at = data.draw(st.integers(0, len(rows.values[index])))
     split = Rows([], [], [])
-    for i, (value, mask, denominator) in enumerate(
-        zip(rows.values, rows.masks, rows.denominators, strict=True)
-    ):
+    for i, (value, mask, denominator) in enumerate(zip(rows.values, rows.masks, rows.denominators, strict=True)):
         for piece in (slice(0, at), slice(at, None)) if i == index else (slice(None),):
             split.values.append(value[piece])
             split.masks.append(mask[piece])

@@ -54,9 +54,7 @@ def test_temperature_divides_value_and_gradient() -> None:
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 2, 100, -1])
 @pytest.mark.parametrize("rows", [None, [4, 0, 2]], ids=["all", "some"])
-def test_gradients_match_finite_differences(
-    with_entropy: bool, chunk_size: int, rows: list[int] | None
-) -> None:
+def test_gradients_match_finite_differences(with_entropy: bool, chunk_size: int, rows: list[int] | None) -> None:
     torch.manual_seed(0)
     logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 3, 1, 1, 2])[: 5 if rows is None else 3]
@@ -258,9 +256,7 @@ def test_rows_of_masked_positions_are_never_read(poison: float) -> None:
 
 
 @pytest.mark.parametrize(("responses", "masks"), [([], []), ([0], [torch.zeros(0)]), ([2], [torch.zeros(2)])])
-def test_nothing_to_train_keeps_the_graph_and_gives_a_zero_gradient(
-    responses: list[int], masks: list[Tensor]
-) -> None:
+def test_nothing_to_train_keeps_the_graph_and_gives_a_zero_gradient(responses: list[int], masks: list[Tensor]) -> None:
     logits = torch.randn(4, 3, requires_grad=True)
     tokens = torch.zeros(4, dtype=torch.int64)
     totals = [4] * len(responses)
@@ -282,9 +278,7 @@ def test_lengths_that_do_not_fit_are_refused(
     totals: list[int], responses: list[int], mask: Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        response_token_log_probs(
-            torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), totals, responses, [mask]
-        )
+        response_token_log_probs(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), totals, responses, [mask])
 
 
 class NewTensors(TorchDispatchMode):
@@ -295,9 +289,7 @@ class NewTensors(TorchDispatchMode):
         self.sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {
-            t.untyped_storage().data_ptr() for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)
-        }
+        known = {t.untyped_storage().data_ptr() for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_flatten(result)[0]:
             if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in known:

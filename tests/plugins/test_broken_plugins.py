@@ -60,9 +60,7 @@ def frozen():
         SOUND_RECIPE + "\n@hookimpl\ndef compute_loss(batch, reducr):\n    return None\n",
         ("reducr", "compute_loss(specialization, model_output, batch, reducer)"),
     ),
-    "other API": Broken(
-        SOUND_RECIPE + "STACX_API = 2", ("needs plugin API 2", "stacx-core has 1"), "incompatible"
-    ),
+    "other API": Broken(SOUND_RECIPE + "STACX_API = 2", ("needs plugin API 2", "stacx-core has 1"), "incompatible"),
     "handed over nonsense": Broken(
         SOUND_RECIPE + "\n@hookimpl\ndef register_recipes():\n    return ['sft']\n",
         ("register_recipes()", "'sft'"),
@@ -113,9 +111,7 @@ def test_a_broken_plugin_is_shown_with_its_reason(site: Any, broken: Any) -> Non
     assert f"stacx-broken 0.7: {broken.status}: " in table.out
     doctor = site.stacx("doctor", "--json")
     assert doctor.code == 0
-    assert any(
-        line.startswith(f"stacx-broken 0.7: {broken.status}: ") for line in doctor.document["problems"]
-    )
+    assert any(line.startswith(f"stacx-broken 0.7: {broken.status}: ") for line in doctor.document["problems"])
 
 
 def test_a_broken_plugin_is_an_error_when_asked_for_and_in_strict_mode(site: Any, broken: Any) -> None:

@@ -81,9 +81,7 @@ def test_nobody_takes_the_name_of_a_host_recipe(site: Any) -> None:
     assert site.stacx("show-recipe", "sft").code == 3
     assert site.stacx("show-recipe", "stacx-core:sft").code == 0
     assert site.stacx("show-recipe", "stacx-thief:sft").code == 0
-    statuses = [
-        row["status"] for row in site.stacx("list-recipes", "--json").document if row["name"] == "sft"
-    ]
+    statuses = [row["status"] for row in site.stacx("list-recipes", "--json").document if row["name"] == "sft"]
     assert statuses == ["conflict", "conflict"]
 
 

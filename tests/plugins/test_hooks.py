@@ -58,9 +58,7 @@ print(*plugin_host().hook.compute_loss(specialization=Loss(), model_output=0, ba
         ("wrapper=True", "loss, metrics = yield; return ('wrapped ' + loss, metrics)", "wrapped host 1"),
     ],
 )
-def test_the_loss_of_a_plugin_comes_before_the_hosts(
-    site: Any, options: Any, body: Any, expected: Any
-) -> None:
+def test_the_loss_of_a_plugin_comes_before_the_hosts(site: Any, options: Any, body: Any, expected: Any) -> None:
     site.add("stacx-loss", LOSS_PLUGIN.format(options=options, body=body))
     assert site.python("-c", CALL).out.strip() == expected
 

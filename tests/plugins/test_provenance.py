@@ -79,9 +79,7 @@ def test_a_plugin_that_reads_the_registry_while_it_is_loaded(site: Any) -> None:
 
 def test_metadata_left_beside_a_newer_version_does_not_count(site: Any) -> None:
     (site.folder / "stacx_good-0.1.dist-info").mkdir()
-    (site.folder / "stacx_good-0.1.dist-info" / "entry_points.txt").write_text(
-        "[stacx.recipes]\nold = gone\n"
-    )
+    (site.folder / "stacx_good-0.1.dist-info" / "entry_points.txt").write_text("[stacx.recipes]\nold = gone\n")
     site.add_good("stacx-good", "good_algo", version="2.0")
     assert owners(site)["good_algo"] == ("stacx-good", "2.0")
     distributions = [row["distribution"] for row in site.stacx("plugins", "--json").document]
@@ -91,8 +89,6 @@ def test_metadata_left_beside_a_newer_version_does_not_count(site: Any) -> None:
 def test_unreadable_entry_points_are_shown(site: Any) -> None:
     site.add_good("stacx-good", "good_algo")
     site.add_good("stacx-odd", "odd_algo")
-    (site.folder / "stacx_odd-1.0.dist-info" / "entry_points.txt").write_text(
-        "[stacx.recipes]\nno equals sign\n"
-    )
+    (site.folder / "stacx_odd-1.0.dist-info" / "entry_points.txt").write_text("[stacx.recipes]\nno equals sign\n")
     records = site.stacx("plugins", "--json").rows("distribution")
     assert (records["stacx-odd"]["status"], records["stacx-good"]["status"]) == ("failed", "loaded")

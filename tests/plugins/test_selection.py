@@ -52,9 +52,7 @@ def test_lists(three: Any, flags: Any, environment: Any, table: Any, expected: A
 
 
 def test_flags_before_the_command_count_too(three: Any) -> None:
-    assert loaded(three.stacx("--plugins", "one,two", "--disable-plugin", "one", "plugins", "--json")) == {
-        "two"
-    }
+    assert loaded(three.stacx("--plugins", "one,two", "--disable-plugin", "one", "plugins", "--json")) == {"two"}
 
 
 def test_a_disabled_plugin_is_shown_and_asking_for_its_recipe_says_why(three: Any) -> None:

@@ -63,9 +63,7 @@ def test_a_label_that_is_no_number_is_an_error(label: str) -> None:
         label_number(label)
 
 
-@pytest.mark.parametrize(
-    ("response", "value"), [("72", 1.0), ("72.00", 1.0), ("73", 0.0), ("-72", 0.0), ("", 0.0)]
-)
+@pytest.mark.parametrize(("response", "value"), [("72", 1.0), ("72.00", 1.0), ("73", 0.0), ("-72", 0.0), ("", 0.0)])
 def test_gsm8k_is_one_or_zero(response: str, value: float) -> None:
     assert gsm8k(Sample(response=response, label="#### 72")) == value
 
@@ -206,14 +204,10 @@ def test_a_removed_sample_is_not_scored() -> None:
     assert sample.reward is None
 
 
-@pytest.mark.skipif(
-    "GSM8K_DIR" not in os.environ, reason="set GSM8K_DIR to a folder with GSM8K's train.jsonl"
-)
+@pytest.mark.skipif("GSM8K_DIR" not in os.environ, reason="set GSM8K_DIR to a folder with GSM8K's train.jsonl")
 def test_every_gsm8k_answer_scores_one_against_itself() -> None:
     lines = (Path(os.environ["GSM8K_DIR"]) / "train.jsonl").read_text().splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
     assert len(answers) == 7473
     assert all(gsm8k(Sample(response=answer, label=answer)) == 1.0 for answer in answers)
-    assert all(
-        gsm8k(Sample(response=f"x {label_number(answer)}.", label=answer)) == 1.0 for answer in answers
-    )
+    assert all(gsm8k(Sample(response=f"x {label_number(answer)}.", label=answer)) == 1.0 for answer in answers)

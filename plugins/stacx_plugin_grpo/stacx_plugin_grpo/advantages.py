@@ -16,7 +16,7 @@ def group_advantages(batch: Batch, args: Args) -> dict[str, float]:
 
     One rule decides who votes in the statistics of a group: what cannot be trained on does not. A removed
     sample, one whose mask is all 0, and with ``--mask-truncated`` one that was cut at the limit neither vote
-    nor get an advantage. ``--truncated-in-group-stats false`` takes the vote, not the training, from every
+    nor get an advantage. ``--no-truncated-in-group-stats`` takes the vote, not the training, from every
     response that was cut.
 
     Args:

@@ -1,0 +1,96 @@
+"""`stacx train` resolves, prints, stores and reloads its configuration."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GIVEN = ["train", "--algorithm", "grpo", "--lr", "1e-5", "--no-rollout-shuffle", "--use-kl-loss", "--seed=7"]
+
+
+def test_a_printed_configuration_prints_itself_again(stacx: Any, tmp_path: Path) -> None:
+    first = stacx(*GIVEN, "--print-config", STACX_KL_LOSS_COEF="0.01")
+    (tmp_path / "run.toml").write_text(first.out)
+    second = stacx("train", "--config", tmp_path / "run.toml", "--print-config")
+    assert (first.code, second.code) == (0, 0)
+    assert tomllib.loads(first.out) == tomllib.loads(second.out)
+    assert "lr = 1e-05  # flag" in first.out
+    assert "kl_loss_coef = 0.01  # environment" in first.out
+    assert "n_samples_per_prompt = 8  # recipe default" in first.out
+    assert "rollout_shuffle = false  # flag" in first.out
+    assert f"seed = 7  # config file {tmp_path / 'run.toml'}" in second.out
+
+
+def test_flag_beats_variable_beats_file(stacx: Any, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[recipe]\nalgorithm = "grpo"\n[rollout]\nn_samples_per_prompt = 5\n')
+    command = ["train", "--config", file, "--print-config"]
+
+    def group_size(*flags: str, **environment: str) -> int:
+        return int(tomllib.loads(stacx(*command, *flags, **environment).out)["rollout"]["n_samples_per_prompt"])
+
+    assert group_size() == 5
+    assert group_size(STACX_N_SAMPLES_PER_PROMPT="6") == 6
+    assert group_size("--n-samples-per-prompt", "7", STACX_N_SAMPLES_PER_PROMPT="6") == 7
+
+
+@pytest.mark.parametrize(
+    ("source", "recipe"),
+    [
+        (["--loss-type", "sft_loss"], "sft"),
+        (["--advantage-estimator", "grpo"], "grpo"),
+        ([], "grpo"),
+    ],
+)
+def test_the_recipe_follows_from_other_knobs(stacx: Any, source: list[str], recipe: str) -> None:
+    done = stacx("train", *source, "--print-config")
+    assert done.code == 0
+    assert ("eps_clip" in done.out) == (recipe == "grpo")
+
+
+def test_help_shows_the_knobs_of_the_recipe_asked_for(stacx: Any) -> None:
+    grpo, sft, host = (
+        stacx("train", *flags, "--help") for flags in (["--algorithm", "grpo"], ["--algorithm", "sft"], [])
+    )
+    assert [done.code for done in (grpo, sft, host)] == [0, 0, 0]
+    assert "[STACX_EPS_CLIP; default 0.2]" in " ".join(grpo.out.split())
+    assert "--eps-clip" not in sft.out + host.out
+    assert all("--lr FLOAT" in done.out for done in (grpo, sft, host))
+
+
+def test_a_dry_run_checks_the_data_and_trains_nothing(train: Any, tmp_path: Path) -> None:
+    done = train("grpo", "--rm-type", "exact", "--num-epoch", "2", "--dry-run")
+    assert done.code == 0
+    assert done.out == "grpo: 6 rollouts of 4 x 8, 12 prompts, 0 held out; nothing was trained\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_a_malformed_row(train: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n{"prompt": "1+1="}\n')
+    done = train("sft", "--prompt-data", tmp_path / "bad.jsonl", "--num-rollout", "1", "--dry-run")
+    assert done.code == 2
+    assert "bad.jsonl" in done.err
+    assert "line 2" in done.err
+
+
+@pytest.mark.parametrize("flags", [[], ["--calculate-per-token-loss"], ["--num-steps-per-rollout", "2"]])
+def test_the_stored_and_the_printed_configuration_repeat_a_run(
+    train: Any, stacx: Any, metrics: Any, tmp_path: Path, flags: list[str]
+) -> None:
+    printed = train("sft", "--num-rollout", "1", *flags, "--print-config")
+    assert train("sft", "--num-rollout", "1", *flags).code == 0
+    (tmp_path / "printed.toml").write_text(printed.out)
+    for name, file in (("printed", tmp_path / "printed.toml"), ("stored", tmp_path / "run" / "config.toml")):
+        again = stacx("train", "--config", file, "--output-dir", tmp_path / name)
+        assert again.code == 0, again.err
+        assert metrics(tmp_path / name) == metrics(tmp_path / "run")
+
+
+def test_an_output_folder_is_not_used_twice(train: Any) -> None:
+    assert train("sft", "--num-rollout", "1").code == 0
+    done = train("sft", "--num-rollout", "1")
+    assert done.code == 2
+    assert "holds a run already: add --resume to go on, or choose another --output-dir" in done.err

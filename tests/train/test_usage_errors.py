@@ -1,0 +1,139 @@
+"""Wrong flags, variables and config keys end `stacx train` with exit code 2 before a model is looked for.
+
+No checkpoint folder exists in these tests, so that a run that came as far as the model would complain about that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMPLETE = [
+    "train",
+    "--algorithm",
+    "grpo",
+    "--hf-checkpoint",
+    "./none",
+    "--prompt-data",
+    "none.jsonl",
+    "--rm-type",
+    "exact",
+    "--num-rollout",
+    "2",
+    "--output-dir",
+    "./run",
+]
+
+
+def refused(done: Any, message: str) -> None:
+    assert done.code == 2
+    assert message in done.err
+    assert "./none" not in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("mode", [[], ["--dry-run"], ["--print-config"]])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kl-loss-ceof", "0.1"], "no option --kl-loss-ceof for recipe 'grpo' (did you mean '--kl-loss-coef'?)"),
+        (["--max-step", "50"], "no option --max-step"),
+        (["--lr", "fast"], "--lr: expected float, got 'fast'"),
+        (["--lr", "-1"], "--lr: -1.0 is below the minimum 0"),
+        (["--lr"], "--lr"),
+        (["--dtype", "fp23"], "--dtype: 'fp23' is not one of fp32, bf16 (did you mean 'fp32'?)"),
+        (["--rollout-top-k", "0"], "--rollout-top-k: 0 must be -1 or at least 1"),
+        (["--rollout-temperature", "0"], "--rollout-temperature: 0.0 must be greater than 0"),
+        (["--use-kl-loss=maybe"], "--use-kl-loss"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_wrong_flag(stacx: Any, mode: Any, flags: Any, message: str) -> None:
+    refused(stacx(*COMPLETE, *flags, *mode), message)
+
+
+@pytest.mark.parametrize("mode", [[], ["--dry-run"], ["--print-config"]])
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("STACX_KL_LOSS_CEOF", "0.1", "STACX_KL_LOSS_CEOF (did you mean 'STACX_KL_LOSS_COEF'?)"),
+        ("STACX_LR", "fast", "environment variable STACX_LR: expected float, got 'fast'"),
+        ("STACX_ALGORITHM", "", "''"),
+    ],
+)
+def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, message: str) -> None:
+    command = [arg for arg in COMPLETE if arg not in ("--algorithm", "grpo")]
+    refused(stacx(*command, *mode, **{variable: value}), message)
+
+
+@pytest.mark.parametrize("mode", [[], ["--dry-run"], ["--print-config"]])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[grpo]\nkl_loss_ceof = 0.01\n", "unknown key 'grpo.kl_loss_ceof' (did you mean 'grpo.kl_loss_coef'?)"),
+        ("[trainer]\nmax_step = 50\n", "unknown key 'trainer.max_step'"),
+        ("[trainer]\nlr = 1e-6\n", "unknown key 'trainer.lr' (it belongs in [optimizer])"),
+        ("trainer..lr = 1e-6\n", "run.toml"),
+        ('[optimizer]\nlr = "1e-6"\n', "optimizer.lr: expected float, got str '1e-6'"),
+        ("[optimizer]\nlr = 1e-6\nlr = 1e-5\n", "Cannot overwrite a value"),
+    ],
+)
+def test_a_wrong_config_key(stacx: Any, tmp_path: Path, mode: Any, text: str, message: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    refused(stacx(*COMPLETE, "--config", tmp_path / "run.toml", *mode), message)
+
+
+def test_a_missing_config_file(stacx: Any) -> None:
+    refused(stacx(*COMPLETE, "--config", "none.toml"), "none.toml: No such file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [(["--eps-clip", "0.1"], {}), (["--use-kl-loss"], {}), ([], {"STACX_EPS_CLIP": "0.1"})],
+)
+def test_a_knob_of_another_recipe(stacx: Any, arguments: list[str], environment: dict[str, str]) -> None:
+    command = [{"grpo": "sft"}.get(arg, arg) for arg in COMPLETE]
+    done = stacx(*command, *arguments, **environment)
+    refused(done, (arguments or list(environment))[0])
+    assert "is a knob of recipe 'grpo'" in done.err
+
+
+def without(flag: str) -> list[str]:
+    """The complete command without a flag and its value."""
+    at = COMPLETE.index(flag)
+    return COMPLETE[:at] + COMPLETE[at + 2 :]
+
+
+@pytest.mark.parametrize("flag", ["--hf-checkpoint", "--prompt-data", "--rm-type", "--output-dir"])
+def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
+    refused(stacx(*without(flag)), f"recipe 'grpo' needs {flag}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-epoch", "1"], "--num-rollout and --num-epoch are both set"),
+        (["--global-batch-size", "257"], "do not fill"),
+        (["--global-batch-size", "100", "--num-steps-per-rollout", "3"], "contradicts"),
+        (["--num-steps-per-rollout", "500"], "do not fill 500 step(s)"),
+        (["--calculate-per-token-loss", "--loss-aggregation", "constant"], "it is constant"),
+        (["--calculate-per-token-loss", "--loss-aggregation", "sample_mean"], "it is sample_mean"),
+        (["--use-kl-loss"], "--ref-load"),
+        (["--tis-clip", "3"], "has no effect without --use-tis"),
+        (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: grpo"),
+    ],
+)
+def test_knobs_that_contradict_each_other(stacx: Any, flags: list[str], message: str) -> None:
+    refused(stacx(*COMPLETE, *flags), message)
+
+
+def test_no_length_of_the_run(stacx: Any) -> None:
+    refused(stacx(*without("--num-rollout")), "--num-rollout or --num-epoch")
+
+
+def test_an_unusable_checkpoint_is_a_usage_error_too(stacx: Any) -> None:
+    done = stacx(*COMPLETE)
+    assert done.code == 2
+    assert "no folder './none'" in done.err

@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
+RATES = ("tokens_per_second", "tokens_per_cpu_second")
+
 Figures = dict[str, float]
 
 
@@ -71,8 +73,9 @@ def compare(scenario: str, steps: int, pairs: int, task: Path) -> dict[str, Any]
             runs[side].append(train(side, scenario, steps, task))
             rate = runs[side][-1]["tokens_per_second"]
             print(f"{scenario}, pair {pair + 1} of {pairs}: {side} {rate:.0f} tokens/s", file=sys.stderr)
-    ours, theirs = ([figures["tokens_per_second"] for figures in runs[side]] for side in SIDES)
-    return {"runs": runs, "ratios": [a / b for a, b in zip(ours, theirs, strict=True)]}
+    pairs_of_runs = list(zip(*(runs[side] for side in SIDES), strict=True))
+    ratios = {rate: [ours[rate] / theirs[rate] for ours, theirs in pairs_of_runs] for rate in RATES}
+    return {"runs": runs, "ratios": ratios}
 
 
 def spread(values: Sequence[float]) -> str:
@@ -82,14 +85,15 @@ def spread(values: Sequence[float]) -> str:
 
 def print_table(results: dict[str, dict[str, Any]], seconds: dict[str, list[float]]) -> None:
     """Everything measured, medians over the runs."""
-    print(f"{'':8}{'':7}{'tokens/s':>10}{'s/step':>9}{'length':>8}{'peak MiB':>10}   ratio (min / median / max)")
+    columns = (*RATES, "seconds_per_step", "mean_length", "peak_mib")
+    print(f"{'':7}{'':6}{'tokens/s':>9}{'per CPU s':>11}{'s/step':>8}{'length':>8}{'peak MiB':>10}")
     for scenario, result in results.items():
         for side in SIDES:
-            runs = result["runs"][side]
-            names = ("tokens_per_second", "seconds_per_step", "mean_length", "peak_mib")
-            rate, step, length, peak = (statistics.median(figures[name] for figures in runs) for name in names)
-            ratio = spread(result["ratios"]) if side == "stacx" else ""
-            print(f"{scenario:8}{side:7}{rate:10.0f}{step:9.3f}{length:8.1f}{peak:10.0f}   {ratio}".rstrip())
+            medians = [statistics.median(figures[name] for figures in result["runs"][side]) for name in columns]
+            wall, cpu, step, length, peak = medians
+            print(f"{scenario:7}{side:6}{wall:9.0f}{cpu:11.0f}{step:8.3f}{length:8.1f}{peak:10.0f}")
+        print(f"{scenario:7}ratio of each pair, min / median / max: tokens/s {spread(result['ratios'][RATES[0]])}, "
+              f"per CPU s {spread(result['ratios'][RATES[1]])}")  # fmt: skip
     ours, theirs = (statistics.median(values) for values in seconds.values())
     print(f"start-up: {' against '.join(seconds)}: {ours:.3f} s against {theirs:.3f} s, ratio {theirs / ours:.2f}")
 

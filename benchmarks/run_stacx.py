@@ -6,6 +6,7 @@ import json
 import sys
 
 import workload
+
 from stacx_core.cli import main as stacx
 from stacx_core.data.sample import Sample
 

@@ -11,12 +11,11 @@ import torch
 import workload
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 
-def reward(
-    completions: list[str], completion_ids: list[list[int]], label: list[str], **_: Any
-) -> list[float]:
+def reward(completions: list[str], completion_ids: list[list[int]], label: list[str], **_: Any) -> list[float | None]:
     """TRL's reward function: a whole step at a time; ``completion_ids`` end with the stop token if there is one."""
     for ids in completion_ids:
         workload.METER.count(len(ids))

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from stacx_core.cli import main as stacx
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stacx_core.cli import main as stacx
 
 SPECIAL = ["<end>", "<unknown>"]
 FEW = [*"0123456789+="]

@@ -33,23 +33,25 @@ class Meter:
     def __init__(self) -> None:
         self._completions = 0
         self._tokens = 0
-        self._marks: list[tuple[float, int]] = []
+        self._marks: list[tuple[float, float, int]] = []
 
     def count(self, tokens: int) -> None:
         """Take in the length of one completion."""
         self._completions += 1
         self._tokens += tokens
         if self._completions % COMPLETIONS == 0:
-            self._marks.append((time.perf_counter(), self._tokens))
+            self._marks.append((time.perf_counter(), time.process_time(), self._tokens))
 
     def report(self) -> dict[str, float]:
-        """Rate and length over the measured steps, and the peak memory of this process so far."""
-        (began, before), (ended, after) = self._marks[WARM_UP - 1], self._marks[-1]
+        """Rates and length over the measured steps, and the peak memory of this process so far."""
+        first, last = self._marks[WARM_UP - 1], self._marks[-1]
+        seconds, cpu_seconds, tokens = (b - a for a, b in zip(first, last, strict=True))
         steps = len(self._marks) - WARM_UP
         return {
-            "tokens_per_second": (after - before) / (ended - began),
-            "seconds_per_step": (ended - began) / steps,
-            "mean_length": (after - before) / (steps * COMPLETIONS),
+            "tokens_per_second": tokens / seconds,
+            "tokens_per_cpu_second": tokens / cpu_seconds,
+            "seconds_per_step": seconds / steps,
+            "mean_length": tokens / (steps * COMPLETIONS),
             "steps": steps,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }

@@ -19,7 +19,8 @@ from stacx_core.seeds import sub_seed
 
 
 class SampledRollout:
-    """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them.
+    """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them
+    when a reward is named.
 
     Each response has its own seed, derived from the run's seed, the rollout and its place in it. Prompts that leave
     no room for a response are passed over and counted.
@@ -35,7 +36,7 @@ class SampledRollout:
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
         self.num_prompts = len(rows)
         self.stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
-        self.reward = load_reward(args.rm_type)
+        self.reward = load_reward(args.rm_type) if args.rm_type else None
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )
@@ -54,7 +55,8 @@ class SampledRollout:
             for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True))
             for k, answer in enumerate(group)
         ]
-        score(samples, self.reward)
+        if self.reward is not None:
+            score(samples, self.reward)
         return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "skipped_prompts": float(skipped)})
 
     def _take(self) -> tuple[list[tuple[PromptRow, list[int]]], int]:

@@ -21,6 +21,8 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         if args.get(name) is None:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"recipe {config.name!r} needs {flag} (or STACX_{name.upper()}, or the config file)")
+    if args.rm_type is None and any("rewards" in role.reads for role in config.roles):
+        raise ConfigError(f"recipe {config.name!r} learns from rewards: name one with --rm-type")
     if args.num_rollout is None and args.num_epoch is None:
         raise ConfigError("say how long to train: --num-rollout or --num-epoch")
     if args.num_rollout is not None and args.num_epoch is not None:

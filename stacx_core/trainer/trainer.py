@@ -144,8 +144,9 @@ class StacxTrainer:
         total = self.parts.num_rollout * self.args.num_steps_per_rollout
         results = [worker.train_step(select(batch, positions), total) for positions in steps]
         assert worker.optimizer is not None
-        first = {"lr": results[0]["lr"]} if results and "lr" in results[0] else {}
-        return {**_mean(results), **first, "updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
+        first_lr = {"lr": result["lr"] for result in results[:1] if "lr" in result}
+        counts = {"updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
+        return {**_mean(results), **first_lr, **counts}
 
     def _due(self, interval: int | None) -> bool:
         last = self.completed == self.parts.num_rollout

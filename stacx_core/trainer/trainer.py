@@ -144,9 +144,10 @@ class StacxTrainer:
         total = self.parts.num_rollout * self.args.num_steps_per_rollout
         results = [worker.train_step(select(batch, positions), total) for positions in steps]
         assert worker.optimizer is not None
-        first_lr = {"lr": result["lr"] for result in results[:1] if "lr" in result}
-        counts = {"updates": float(worker.optimizer.updates), "dropped_rollouts": float(dropped)}
-        return {**_mean(results), **first_lr, **counts}
+        metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}
+        if results and "lr" in results[0]:
+            metrics["lr"] = results[0]["lr"]
+        return metrics
 
     def _due(self, interval: int | None) -> bool:
         last = self.completed == self.parts.num_rollout

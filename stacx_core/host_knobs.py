@@ -85,7 +85,8 @@ _TRAINER = (
          choices=("sample_mean", "token_mean", "seq_mean_token_sum", "constant")),
     Knob("calculate_per_token_loss", bool, False, "The same as --loss-aggregation token_mean.", "trainer"),
     Knob("mask_truncated", bool, False, "Do not train on responses that were cut at the limit.", "trainer"),
-    Knob("log_probs_chunk_size", int, 64, "Rows of logits turned into log-probs at a time.", "trainer", minimum=1),
+    Knob("log_probs_chunk_size", int, None, "Rows of logits turned into log-probs at a time; unset takes as many as "
+         "make two million logits.", "trainer", minimum=1),
     Knob("seed", int, 1234, "The one seed; every use of randomness derives its own from it.", "trainer", minimum=0),
 )  # fmt: skip
 

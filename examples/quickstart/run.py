@@ -50,7 +50,7 @@ def reinforce(folder: Path, seed: int) -> None:
         *("train", "--algorithm", "grpo", "--hf-checkpoint", str(folder / "sft" / "checkpoints" / "latest" / "policy")),
         *("--prompt-data", str(folder / "task" / "train.jsonl"), *task_flags(folder, seed)),
         *("--rollout-batch-size", "128", "--n-samples-per-prompt", "8", "--num-rollout", "250"),
-        *("--lr", "3e-4", "--lr-warmup-iters", "20", "--output-dir", str(folder / "grpo")),
+        *("--lr", "3e-4", "--lr-warmup-iters", "80", "--output-dir", str(folder / "grpo")),
     )
 
 

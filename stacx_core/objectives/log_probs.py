@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+CHUNK_LOGITS = 2**21
+"""Logits per chunk unless told: enough to keep the kernels busy, few enough for their fp32 copy to stay in cache."""
+
 
 def token_log_probs(
     logits: Tensor,
     targets: Tensor,
     temperature: float = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
     with_entropy: bool = False,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -32,7 +35,7 @@ def token_log_probs(
         logits: ``[T, V]``, any floating dtype.
         targets: ``[N]`` int64 token ids.
         temperature: divides the logits, gradient included.
-        chunk_size: rows per chunk, the memory bound; below 1 means all rows at once.
+        chunk_size: rows per chunk, the memory bound; None means as many as make two million logits.
         with_entropy: also return ``H = -sum_v p_v log p_v``.
         rows: ``[N]`` int64, the row of ``logits`` of each target; by default row n, with ``N = T``.
 
@@ -50,7 +53,7 @@ def token_log_probs(
         rows = torch.arange(len(logits), device=logits.device)
     if len(rows) != len(targets):
         raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
-    size = chunk_size if chunk_size > 0 else max(len(rows), 1)
+    size = chunk_size or max(CHUNK_LOGITS // max(logits.shape[1], 1), 1)
     targets = targets.to(logits.device)
     apply: Callable[..., tuple[Tensor, Tensor | None]] = _ChunkedLogProbs.apply
     return apply(logits, rows, targets, temperature, size, with_entropy)
@@ -91,7 +94,7 @@ def response_token_log_probs(
     response_lengths: Sequence[int],
     loss_masks: Sequence[Tensor],
     temperature: float = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """``token_log_probs`` of the trainable response tokens of packed samples, over all response tokens.

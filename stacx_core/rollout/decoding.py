@@ -38,8 +38,10 @@ class PrefillLayout:
 
         def spread(flat: Tensor) -> Tensor:
             padded = flat.new_zeros(len(lengths) * width, *flat.shape[1:]).index_copy(0, slots, flat)
-            rows = padded.view(len(lengths), width, *flat.shape[1:]).transpose(1, 2)[owner]
-            return F.pad(rows, (0, 0, 0, new_tokens))
+            rows = padded.view(len(lengths), width, *flat.shape[1:]).transpose(1, 2)
+            cache = flat.new_empty(len(owner), flat.shape[1], width + new_tokens, flat.shape[2])
+            cache[:, :, :width] = rows[owner]
+            return cache
 
         caches = {layer: (spread(k), spread(v)) for layer, (k, v) in self._recorded.items()}
         valid = torch.arange(width + new_tokens, device=owner.device) >= width - sizes[owner, None]

@@ -55,7 +55,7 @@ def test_the_configuration_file_that_is_shown_is_valid(pages: Any, tmp_path: Pat
     for number, text in enumerate(shown):
         path = tmp_path / f"{number}.toml"
         path.write_text(text, encoding="utf-8")
-        assert ConfigFile.load(path).values(knobs)["algorithm"] == "grpo"
+        assert ConfigFile.load(path).values(knobs, {})["algorithm"] == "grpo"
 
 
 def test_every_link_leads_to_a_file(pages: Any) -> None:

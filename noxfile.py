@@ -118,6 +118,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Compare with TRL, one CPU thread each; arguments go to the script."""
+    session.install(TORCH)
+    session.install("-e", ".", "-e", "plugins/stacx_plugin_grpo", "-r", "benchmarks/requirements.txt")
+    session.run("python", "benchmarks/grpo_vs_trl.py", *session.posargs)
+
+
+@nox.session
 @nox.parametrize("package", list(PACKAGES))
 def wheels(session: nox.Session, package: str) -> None:
     """Build a package, install the wheel alone, and test it outside the repository."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stacx_core.config import TrainingConfig
-from stacx_core.errors import ConfigError, RecipeError
+from stacx_core.errors import ConfigError, PluginError, RecipeError
 from stacx_core.knobs import Args
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,10 @@ class RecipeView(Mapping[str, TrainingConfig]):
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in list(iter(self))
+        try:
+            return isinstance(name, str) and bool(self[name])
+        except (KeyError, PluginError):
+            return False
 
     def __repr__(self) -> str:
         return f"TRAINING_CONFIGS({', '.join(self)})"

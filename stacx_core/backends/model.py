@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -62,7 +63,7 @@ def load_model(checkpoint: str, dtype: torch.dtype, device: torch.device) -> nn.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load a causal language model from {checkpoint!r}: {error}") from error
     model: nn.Module = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

@@ -83,20 +83,23 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
 def run(recipe: TrainingConfig, args: Args, knobs: Sequence[Knob]) -> int:
     """Train, with the resolved configuration stored beside the results; returns the exit code."""
     from stacx_core.trainer.factory import create_trainer
+    from stacx_core.trainer.output_folder import claimed
 
     print(f"stacx train {recipe.name} -> {args.output_dir}", file=sys.stderr)
-    trainer = create_trainer(recipe, args)
-    store_config(Path(args.output_dir), render_config(knobs, args.replace("default", resume="never")))
-    try:
-        last = trainer.train()
-    except KeyboardInterrupt:
-        print(f"interrupted; saved after rollout {trainer.completed}, add --resume to go on", file=sys.stderr)
-        return ExitCode.INTERRUPTED
-    finally:
-        trainer.tracker.close()
+    folder = Path(args.output_dir)
+    with claimed(folder):
+        trainer = create_trainer(recipe, args)
+        store_config(folder, render_config(knobs, args.replace("default", resume="never")))
+        try:
+            last = trainer.train()
+        except KeyboardInterrupt:
+            print(f"interrupted; saved after rollout {trainer.completed}, add --resume to go on", file=sys.stderr)
+            return ExitCode.INTERRUPTED
+        finally:
+            trainer.tracker.close()
     if not last:
         print(f"all {trainer.completed} rollouts were done already", file=sys.stderr)
-    print(Path(args.output_dir, "checkpoints", "latest").as_posix())
+    print((folder / "checkpoints" / "latest").as_posix())
     return ExitCode.OK
 
 

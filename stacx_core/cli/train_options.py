@@ -72,7 +72,8 @@ def config_file(args: Sequence[str]) -> ConfigFile | None:
 def _load_plugins(ctx: click.Context, args: Sequence[str], file: ConfigFile | None) -> None:
     """Load the plugins that flags, environment and config file allow, before their knobs become options."""
     session = ctx.ensure_object(Session)
-    session.enable = flag_text(args, "--plugins") or session.enable
+    enable = flag_text(args, "--plugins")
+    session.enable = session.enable if enable is None else enable
     session.disable += flag_texts(args, "--disable-plugin")
     load(session.selection(file))
 
@@ -88,7 +89,10 @@ def flag_texts(args: Sequence[str], *names: str) -> list[str]:
     found = []
     for position, arg in enumerate(args):
         name, has_value, value = arg.partition("=")
-        if name in names:
+        attached = [arg[len(n) :] for n in names if not n.startswith("--") and arg.startswith(n) and arg != n]
+        if attached:
+            found += [attached[0].removeprefix("=")]
+        elif name in names:
             found += [value] if has_value else list(args[position + 1 : position + 2])
     return found
 

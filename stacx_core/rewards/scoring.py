@@ -28,7 +28,7 @@ def score(samples: Iterable[Sample], reward_fn: RewardFn) -> None:
         where = f"reward {name} on {sample.describe()}"
         try:
             value = reward_fn(sample)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
         sample.reward = _checked(value, where)
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stacx_core.data.prompts import PromptStream, load_prompts
 from stacx_core.data.rendering import sft_samples
+from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine
 from stacx_core.rollout.protocol import Rollout
@@ -21,9 +22,12 @@ class DatasetRollout:
 
     Raises:
         DataError: A row is malformed, or no row is left.
+        ConfigError: Several responses per row are asked for.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
+        if args.n_samples_per_prompt != 1:
+            raise ConfigError("--n-samples-per-prompt must be 1 here: each row brings one response, none is sampled")
         self.args = args
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
         samples, self.dropped = sft_samples(

@@ -88,10 +88,10 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
         resume: ``auto`` for the newest whole one, else the path or the name of one.
 
     Returns:
-        Its folder; ``None`` for ``auto`` when there is no whole checkpoint.
+        Its folder; ``None`` for ``auto`` when there is no checkpoint yet.
 
     Raises:
-        CheckpointError: The named checkpoint is missing or damaged.
+        CheckpointError: The named checkpoint is missing or damaged, or there are checkpoints and none is whole.
     """
     if resume != "auto":
         named = folder / resume if (folder / resume).is_dir() else Path(resume)
@@ -99,12 +99,23 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
         if problem:
             raise CheckpointError(f"cannot resume from {resume}: {problem}; --resume auto takes the newest whole one")
         return named.resolve()
-    for candidate in sorted((p for p in folder.glob("rollout_*") if p.is_dir()), reverse=True):
+    candidates = sorted((p for p in folder.glob("rollout_*") if p.is_dir()), reverse=True)
+    for candidate in candidates:
         problem = damage(candidate)
         if problem is None:
             return candidate
         logger.warning("skipping checkpoint %s: %s", candidate.name, problem)
+    if candidates:
+        raise CheckpointError(f"cannot resume: none of the {len(candidates)} checkpoints in {folder} is whole")
     return None
+
+
+def set_aside_newer(folder: Path, checkpoint: Path) -> None:
+    """Rename the checkpoints beyond the one resumed from, so that no later resume continues the abandoned branch."""
+    for newer in [p for p in folder.glob("rollout_*") if p.name > checkpoint.name]:
+        number = len(list(folder.glob(f"superseded_*_{newer.name}")))
+        newer.rename(folder / f"superseded_{number}_{newer.name}")
+        logger.warning("checkpoint %s is beyond the one resumed from and was set aside", newer.name)
 
 
 def _fingerprint(path: Path) -> list[int | str]:

@@ -20,7 +20,7 @@ from stacx_core.rollout.evaluation import Evaluation
 from stacx_core.rollout.local import LocalEngine
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
-from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished
+from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.forwards import REFERENCE_KEY, reads
 from stacx_core.trainer.syncs import local_channels
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
@@ -60,6 +60,8 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         num_rollout=num_rollout,
     )
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    if checkpoint:
+        set_aside_newer(Path(args.output_dir) / "checkpoints", checkpoint)
     return StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else 0), start)
 
 
@@ -89,8 +91,9 @@ def resume_point(args: Args) -> Path | None:
         if (output / "metrics.jsonl").exists() and (output / "metrics.jsonl").stat().st_size:
             raise ConfigError(f"{output} holds a run already: add --resume to go on, or choose another --output-dir")
         return None
-    remove_unfinished(output / "checkpoints")
-    return find_checkpoint(output / "checkpoints", args.resume)
+    folder = output / "checkpoints"
+    remove_unfinished(folder)
+    return find_checkpoint(folder, args.resume)
 
 
 def free_cores() -> int:

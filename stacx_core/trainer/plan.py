@@ -29,7 +29,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
-    args = args.replace("recipe", algorithm=config.name, advantage_estimator=estimator)
+    args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)
     if config.check_args is not None:
         resolve_object(config.check_args)(args)
     return args

@@ -114,6 +114,9 @@ class StacxTrainer:
 
     def _update(self, batch: Batch) -> dict[str, float]:
         """Forward passes, syncs, whole-batch stages, then the steps of every trained role."""
+        if not any(mask.any() for mask in batch["loss_masks"]):
+            logger.warning("no token of rollout %d is trained on; its update is skipped", self.completed)
+            return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
         parts = self.parts
         batches = {name: dict(batch) for name in parts.workers}
         run_forwards(parts.config, self.args, parts.workers, parts.reference, batches)
@@ -139,6 +142,10 @@ class StacxTrainer:
         count = len(set(batch["rollout_ids"]))
         size = min(self.args.global_batch_size, math.ceil(count / self.args.num_steps_per_rollout)) or 1
         steps, dropped = optimizer_steps(batch["rollout_ids"], size)
+        if dropped and len(steps) < self.args.num_steps_per_rollout:
+            used = {position for step in steps for position in step}
+            steps.append([position for position in range(len(batch["tokens"])) if position not in used])
+            dropped = 0
         if dropped:
             logger.warning("%d trailing responses do not fill a step of %d and are left out", dropped, size)
         total = self.parts.num_rollout * self.args.num_steps_per_rollout

@@ -173,7 +173,10 @@ def test_a_damaged_checkpoint_is_passed_over(
     caplog.clear()
     assert stacx(*grpo("damaged"), "--resume").code == 0
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["skipping checkpoint rollout_000006: trainer.json is missing"]
+    assert warnings == [
+        "skipping checkpoint rollout_000006: trainer.json is missing",
+        "checkpoint rollout_000006 is beyond the one resumed from and was set aside",
+    ]
     assert stacx(*grpo("unbroken")).code == 0
     assert_same_run(metrics, tmp_path / "unbroken", tmp_path / "damaged")
 
@@ -198,7 +201,10 @@ def test_a_finished_run_has_nothing_left_to_do(stacx: Any, metrics: Any, grpo: O
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--algorithm", "sft", "--num-steps-per-rollout", "1"], "is of algorithm 'grpo', this run is 'sft'"),
+        (
+            ["--algorithm", "sft", "--num-steps-per-rollout", "1", "--n-samples-per-prompt", "1"],
+            "is of algorithm 'grpo', this run is 'sft'",
+        ),
         (["--prompt-data", "{shorter}"], "saved with 12 prompt rows, but the data now has 11"),
     ],
 )

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from stacx_core.knobs import Knob
 
+
+def _below_one(value: float) -> str | None:
+    return None if value < 1 else "must be below 1"
+
+
 _RECIPE = (
     Knob("algorithm", str, None, "Recipe to train; see `stacx list-recipes`.", "recipe"),
     Knob("advantage_estimator", str, "grpo", "Picks the recipe when --algorithm is not given.", "recipe"),
@@ -62,8 +67,8 @@ _OPTIMIZER = (
     Knob("lr_warmup_iters", int, 0, "Updates of linear warm-up.", "optimizer", minimum=0),
     Knob("lr_decay_iters", int, None, "Updates until min_lr; unset means the whole run.", "optimizer", minimum=1),
     Knob("weight_decay", float, 0.0, "Decoupled weight decay.", "optimizer", minimum=0),
-    Knob("adam_beta1", float, 0.9, "AdamW's first decay.", "optimizer", minimum=0, maximum=1),
-    Knob("adam_beta2", float, 0.999, "AdamW's second decay.", "optimizer", minimum=0, maximum=1),
+    Knob("adam_beta1", float, 0.9, "AdamW's first decay.", "optimizer", minimum=0, check=_below_one),
+    Knob("adam_beta2", float, 0.999, "AdamW's second decay.", "optimizer", minimum=0, check=_below_one),
     Knob("adam_eps", float, 1e-8, "AdamW's epsilon.", "optimizer", exclusive_minimum=0),
     Knob("clip_grad", float, 1.0, "Largest global gradient norm; 0 turns clipping off.", "optimizer", minimum=0),
 )  # fmt: skip

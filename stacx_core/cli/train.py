@@ -39,11 +39,12 @@ def train(ctx: click.Context, /, config: str | None, print_config: bool, dry_run
     if print_config:
         click.echo(render_config(knobs, with_aliases(args)), nl=False)
         return
-    args = complete(recipe, args)
+    completed = complete(recipe, args)
     if dry_run:
-        _dry_run(recipe, args)
+        _dry_run(recipe, completed)
         return
-    ctx.exit(run(recipe, args, knobs))
+    stored = render_config(knobs, with_aliases(args).replace("default", resume="never"))
+    ctx.exit(run(recipe, completed, stored))
 
 
 def resolve_args(
@@ -80,8 +81,8 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
     )
 
 
-def run(recipe: TrainingConfig, args: Args, knobs: Sequence[Knob]) -> int:
-    """Train, with the resolved configuration stored beside the results; returns the exit code."""
+def run(recipe: TrainingConfig, args: Args, stored: str) -> int:
+    """Train, with the configuration as given stored beside the results; returns the exit code."""
     from stacx_core.trainer.factory import create_trainer
     from stacx_core.trainer.output_folder import claimed
 
@@ -89,7 +90,7 @@ def run(recipe: TrainingConfig, args: Args, knobs: Sequence[Knob]) -> int:
     folder = Path(args.output_dir)
     with claimed(folder):
         trainer = create_trainer(recipe, args)
-        store_config(folder, render_config(knobs, args.replace("default", resume="never")))
+        store_config(folder, stored)
         try:
             last = trainer.train()
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from stacx_core.cli import main
 
 @pytest.mark.parametrize(("baseline", "expected"), [("batch_mean", [-0.5, 0.5]), ("none", [0.0, 1.0])])
 def test_advantages_are_taken_over_the_whole_batch(baseline: str, expected: list[float]) -> None:
-    batch: dict[str, Any] = {"rewards": [0.0, 1.0, float("nan")], "response_lengths": [2, 1, 1]}
+    batch: dict[str, Any] = {"rewards": [0.0, 1.0, float("nan")], "removed": [0, 0, 1], "response_lengths": [2, 1, 1]}
     metrics = compute_advantages(batch, Args.of(reinforce_baseline=baseline))
     assert metrics == {"reward_mean": 0.5}
     assert batch["advantages"][0].tolist() == [expected[0]] * 2

@@ -37,4 +37,4 @@ class RecipeConformance:
         if result.status == "not applicable":
             pytest.skip(result.reason)
         if result.status == "fail":
-            pytest.fail("\n".join(result.lines()), pytrace=False)
+            pytest.fail("\n".join((result.check, *result.lines())), pytrace=False)

@@ -140,9 +140,7 @@ def serve(rank: int, ranks: int, meeting: str) -> None:
 def _answer(job: Job, rank: int, ranks: int) -> Outcome | str:
     """The summed outcome, or what went wrong; a rank that fails still tells the others, so that none waits."""
     try:
-        own = job.subject.step(
-            job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size
-        )
+        own = job.subject.step(job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size)
         error = ""
     except Exception as problem:
         own, error = None, f"{type(problem).__name__}: {problem}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,11 +115,4 @@ class CheckResult:
 
     def lines(self) -> list[str]:
         """A failure for a person: what, where, and on which input."""
-        found = [f"{self.recipe}: {self.check}: {self.reason}", f"  where: {self.where}"]
-        return [*found, *(f"  {shape}" for shape in self.smallest)]
-
-
-def counts(results: Sequence[CheckResult]) -> Mapping[str, int]:
-    """How many results have each status."""
-    statuses: tuple[Status, ...] = ("pass", "fail", "not applicable")
-    return {status: sum(result.status == status for result in results) for status in statuses}
+        return [self.reason, f"where: {self.where}", *(f"  {shape}" for shape in self.smallest)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ VOCABULARY = 11
 SEED = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A sample, the model's output on it, and what other models say about its response.
 
@@ -132,7 +132,8 @@ def _row(index: int, plan: _Plan, generator: torch.Generator) -> Row:
         loss_mask=[int(m) for m in plan.mask],
         reward=plan.reward,
         status=plan.status,
-        **({} if plan.pair is None else {"pair_id": plan.pair, "is_chosen": plan.chosen}),
+        pair_id=plan.pair,
+        is_chosen=plan.chosen,
     )
     own = log_probs_of(sample, output)
 
@@ -174,5 +175,3 @@ def log_probs_of(sample: Sample, output: Tensor, temperature: float = 1.0) -> Te
     rows = _rows(sample)
     targets = torch.tensor(sample.tokens)[rows + 1]
     return torch.log_softmax(output[rows] / temperature, -1).gather(-1, targets[:, None]).squeeze(-1)
-
-

@@ -22,6 +22,8 @@ from stacx_core.objectives.aggregation import Aggregation
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.rows import Row, grouped_rows, paired_rows
+from stacx_core.trainer.forwards import reads
+from stacx_core.trainer.syncs import active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
 ONE_MICRO_BATCH = 10**6
@@ -61,22 +63,11 @@ class LeafModel(nn.Module):
 
 
 class LeafWorker(RoleWorker):
-    """The worker of a run, with a `LeafModel` and a share of the micro-batches.
-
-    Args:
-        cast_to: dtype of the output that the loss sees; None leaves it.
-        share: (rank, ranks): work on every `ranks`-th micro-batch.
-    """
+    """The worker of a run, with a `LeafModel`; `cast_to` is the dtype of the output that the loss sees."""
 
     cast_to: torch.dtype | None = None
-    share = (0, 1)
 
-    def micro_batches(self, batch: Batch) -> list[list[int]]:
-        """The positions of this share's micro-batches."""
-        rank, ranks = self.share
-        return super().micro_batches(batch)[rank::ranks]
-
-    def _logits(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
+    def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
         output = cast(LeafModel, self.model).output(micro["sample_indices"])
         return output if self.cast_to is None else output.to(self.cast_to)
 
@@ -120,17 +111,13 @@ class Subject:
 
     def active_reads(self) -> list[str]:
         """The keys the role declares for these arguments."""
-        return [
-            key
-            for key, knobs in self.role.reads.items()
-            if not knobs or any(self.args.get(knob) for knob in knobs)
-        ]
+        return [key for key in self.role.reads if reads(self.role, key, self.args)]
 
     def given_keys(self) -> set[str]:
         """Every key that the role's batch holds before its stages run, by its reads, its syncs and the rollout."""
         keys = {*self.active_reads(), *self.config.rollout_fields}
-        for sync in self.config.syncs:
-            if self.role.name in (sync.src, sync.dst) and (sync.when is None or sync.when(self.args)):
+        for sync in active_syncs(self.config, self.args):
+            if self.role.name in (sync.src, sync.dst):
                 keys |= {*sync.keys, *sync.reverse_keys}
         return {key for key in keys if BATCH_KEYS[key].producer != "advantages"}
 
@@ -187,7 +174,7 @@ class Subject:
             specialization: another loss than the role's.
             probe: watches the calls of the hook.
             cast_to: dtype of the output the loss sees; float64 unless told.
-            share: rank and number of ranks.
+            share: rank and number of ranks: every so-manieth micro-batch, from the rank's on.
             cut: `micro_batch_size` or `max_tokens_per_gpu`; one micro-batch unless told.
 
         Raises:
@@ -198,8 +185,9 @@ class Subject:
         worker = LeafWorker(
             self.role, model, specialization or self.specialization(), args, cast(pluggy.HookRelay, probe)
         )
-        worker.cast_to, worker.share = cast_to, share
-        worker.backward(batch)
+        worker.cast_to = cast_to
+        rank, ranks = share
+        worker.accumulate(batch, worker.micro_batches(batch)[rank::ranks])
         total = sum(float(loss.detach()) for loss, _ in probe.returned)
         normalizer = _normalizer(batch, args)
         return Outcome(total / normalizer, model.gradients(), _sums(probe.returned), probe.returned, normalizer)

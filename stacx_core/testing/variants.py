@@ -80,9 +80,7 @@ def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
         flags["n_samples_per_prompt"] = 4
     return complete(
         config,
-        resolve(
-            knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults
-        ),
+        resolve(knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults),
     )
 
 

@@ -28,11 +28,13 @@ EDGES: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
     "every group has one sample": lambda rows: [row.with_sample(group_index=50 + row.index) for row in rows],
     "all rewards are equal": lambda rows: [row.with_sample(reward=0.1) for row in rows],
     "one sample has an empty mask": lambda rows: [_masked(rows[0]), *rows[1:]],
-    "every response was cut at the limit": lambda rows: [
-        row.with_sample(status=SampleStatus.TRUNCATED) for row in rows
-    ],
+    "every response was cut at the limit": lambda rows: [_cut(row) for row in rows],
     "every response has one token": lambda rows: [_one_token(row) for row in rows],
 }
+
+
+def _cut(row: Row) -> Row:
+    return row if row.sample.removed else row.with_sample(status=SampleStatus.TRUNCATED)
 
 
 def _masked(row: Row) -> Row:

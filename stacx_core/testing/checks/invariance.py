@@ -26,7 +26,7 @@ def micro_batch_split(trial: Trial) -> None:
         require_same(found, trial.outcome, f"with micro-batches of {size}")
 
 
-@check("main")
+@check("every")
 def packing(trial: Trial) -> None:
     """Loss, gradient and metrics do not depend on which samples share a pack, or on their order in it.
 
@@ -55,7 +55,7 @@ def _orders(count: int) -> list[tuple[str, list[int]]]:
     return [("reverse", list(range(count))[::-1]), ("shuffled", shuffled)]
 
 
-@check("main", waivable=True)
+@check("every", waivable=True)
 def siblings(trial: Trial) -> None:
     """Cutting a rollout into two samples with one rollout id changes neither the loss nor any token's gradient.
 
@@ -111,7 +111,7 @@ def _joined(pieces: Sequence[Batch]) -> Batch:
     }
 
 
-@check("main", shrinks=False)
+@check("every", shrinks=False)
 def data_parallel(trial: Trial) -> None:
     """Two processes with half of the micro-batches each, and their sums over gloo, give what one process gives.
 

@@ -51,7 +51,7 @@ class RecordingProbe(Probe):
             self.read |= recording.read
 
 
-@check("every", shrinks=False, applies_to_failing=True)
+@check("every", applies_to_failing=True)
 def batch_keys(trial: Trial) -> None:
     """Stages and loss read only keys that the role declares, that a sync brings, or that an earlier stage wrote.
 

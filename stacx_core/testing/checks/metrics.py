@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stacx_core.testing.results import Wrong, check
+from stacx_core.testing.results import NotApplicable, Wrong, check
 from stacx_core.testing.subject import Probe, Returned
 from stacx_core.testing.trial import Trial, close, show
 
@@ -42,10 +42,15 @@ def metrics(trial: Trial) -> None:
 
     Finds: metrics that keep the graph alive, Python numbers, per-token vectors.
     """
-    trial.subject.step(trial.prepared, trial.outputs, probe=MetricsProbe())
+    try:
+        trial.subject.step(trial.prepared, trial.outputs, probe=MetricsProbe())
+    except Wrong:
+        raise
+    except Exception as error:
+        raise NotApplicable(f"the loss cannot be computed: {error}") from error
 
 
-@check("main")
+@check("every")
 def metric_sums(trial: Trial) -> None:
     """Each metric, summed over micro-batches, is the same for every cut: 0-d is a numerator, `[2]` a sum and a count.
 

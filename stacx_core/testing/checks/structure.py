@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 
-from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.config import PARALLELISMS, TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.results import Wrong, check
 from stacx_core.testing.trial import Trial
-from stacx_core.trainer.plan import PARALLEL_PROPERTIES, check_supported
+from stacx_core.trainer.plan import check_supported
 
 
 @check("recipe", applies_to_failing=True)
@@ -62,7 +62,7 @@ def unsupported_is_refused(trial: Trial) -> None:
     Finds: claims that are no property the host knows.
     """
     config = trial.subject.config
-    for name in PARALLEL_PROPERTIES:
+    for name in PARALLELISMS:
         try:
             check_supported(config, name)
         except ConfigError as error:

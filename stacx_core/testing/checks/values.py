@@ -11,7 +11,6 @@ from torch import Tensor
 from stacx_core.testing.results import Wrong, check
 from stacx_core.testing.subject import Probe, Returned
 from stacx_core.testing.trial import Trial, require_same, show
-from stacx_core.testing.variants import DEFAULTS
 
 BF16_TOLERANCE = 0.05
 """Logits of size 1 are off by up to 2^-8 in bf16, and log-ratios double that."""
@@ -40,9 +39,9 @@ class CheckedProbe(Probe):
         return result
 
 
-@check("every", shrinks=False, applies_to_failing=True)
+@check("every", applies_to_failing=True)
 def loss_value(trial: Trial) -> None:
-    """The loss is 0-d, finite, float32 for float32 output, and its gradient is finite and not all zero.
+    """The loss is 0-d, float32 for float32 output, and finite, and so is its gradient.
 
     Finds: terms that were never reduced, losses cut off from the model, sums in low precision.
     """
@@ -53,7 +52,15 @@ def loss_value(trial: Trial) -> None:
     for index, gradient in outcome.gradients.items():
         if not torch.isfinite(gradient).all():
             raise Wrong(f"the gradient of sample {index} is {show(gradient[~torch.isfinite(gradient)])} in places")
-    if subject.variant == DEFAULTS and not any(gradient.any() for gradient in outcome.gradients.values()):
+
+
+@check("defaults", shrinks=False)
+def something_is_trained(trial: Trial) -> None:
+    """The default arguments give a gradient that is not zero.
+
+    Finds: coefficients and switches without which nothing is learnt, advantages that cancel.
+    """
+    if not any(gradient.any() for gradient in trial.outcome.gradients.values()):
         raise Wrong("the gradient of the whole batch is zero: the loss trains nothing")
 
 

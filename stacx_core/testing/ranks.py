@@ -1,7 +1,8 @@
 """Two real processes that share the micro-batches of a step; started once for all recipes.
 
-`python -m stacx_core.testing.ranks RANK RANKS FILE` is one of them. It reads pickled jobs from its standard input,
-computes its share, sums gradients and metrics over the ranks with gloo, and writes the pickled result.
+`python -m stacx_core.testing.ranks RANK RANKS FILE` is one of them. It reads pickled jobs from its standard input, each
+with the path to import from, computes its share, sums gradients and metrics over the ranks with gloo, and writes the
+pickled result.
 """
 
 from __future__ import annotations
@@ -47,10 +48,7 @@ class RankError(StacxError, RuntimeError):
 
 
 class Ranks:
-    """Starts the processes at the first job; a context manager that ends them.
-
-    With `start` they begin to import right away, beside the other checks.
-    """
+    """The processes; a context manager that ends them. The first job starts them, or `start` does ahead of it."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -90,9 +88,10 @@ class Ranks:
             RankError: a rank raised, or died.
         """
         self.start()
+        parcel = pickle.dumps(job)
         for process in self._processes:
             assert process.stdin is not None
-            pickle.dump(job, process.stdin)
+            pickle.dump((sys.path, parcel), process.stdin)
             process.stdin.flush()
         answers = [self._answer(rank, process) for rank, process in enumerate(self._processes)]
         for rank, answer in enumerate(answers):
@@ -105,8 +104,9 @@ class Ranks:
         try:
             return pickle.load(process.stdout)
         except EOFError:
+            code = process.wait()
             self.stop()
-            raise RankError(f"rank {rank} of {RANKS} ended with exit code {process.returncode}") from None
+            raise RankError(f"rank {rank} of {RANKS} ended with exit code {code}") from None
 
     def stop(self) -> None:
         """End the processes."""
@@ -129,25 +129,27 @@ def serve(rank: int, ranks: int, meeting: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=TIMEOUT)
     while True:
         try:
-            job = pickle.load(sys.stdin.buffer)
+            sys.path[:], parcel = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
-        pickle.dump(_answer(job, rank, ranks), answers)
+        pickle.dump(_answer(parcel, rank, ranks), answers)
         answers.flush()
     dist.destroy_process_group()
 
 
-def _answer(job: Job, rank: int, ranks: int) -> Outcome | str:
+def _answer(parcel: bytes, rank: int, ranks: int) -> Outcome | str:
     """The summed outcome, or what went wrong; a rank that fails still tells the others, so that none waits."""
+    own: Outcome | None = None
+    error = ""
     try:
+        job: Job = pickle.loads(parcel)
         own = job.subject.step(job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size)
-        error = ""
     except Exception as problem:
-        own, error = None, f"{type(problem).__name__}: {problem}"
-    errors: list[Any] = [None] * ranks
+        error = f"{type(problem).__name__}: {problem}"
+    errors = [""] * ranks
     dist.all_gather_object(errors, error)
     if own is None or any(errors):
-        return next(text for text in (error, *errors, "another rank failed") if text)
+        return next(text for text in (error, *errors) if text)
     return _summed(own, ranks)
 
 

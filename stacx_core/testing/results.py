@@ -18,7 +18,16 @@ Status = Literal["pass", "fail", "not applicable"]
 
 
 class Wrong(Exception):
-    """What a check raises when a property does not hold: one sentence with the values that show it."""
+    """What a check raises when a property does not hold: one sentence with the values that show it.
+
+    Args:
+        reason: the sentence.
+        kind: tells failures of one check apart, where a smaller input could show another one.
+    """
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 class NotApplicable(Exception):
@@ -62,8 +71,8 @@ def check(
     def add(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
         name = function.__name__
         holds, _, finds = inspect.cleandoc(function.__doc__ or "").partition("\n\nFinds: ")
-        texts = (" ".join(text.split()) for text in (holds, finds))
-        CHECKS[name] = Check(name, *texts, function, scope, shrinks, waivable, applies_to_failing)
+        holds, finds = (" ".join(text.split()) for text in (holds, finds))
+        CHECKS[name] = Check(name, holds, finds, function, scope, shrinks, waivable, applies_to_failing)
         return function
 
     return add

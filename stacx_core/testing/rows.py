@@ -50,15 +50,21 @@ class Row:
             self.index, s.prompt_length, s.response_length, s.mask, s.rollout_id, s.group_index, reward, status
         )
 
-    def without_last_token(self) -> Row:
-        """The row with its response one token shorter."""
-        s = self.sample
-        sample = replace(s, tokens=s.tokens[:-1], response_length=s.response_length - 1, loss_mask=s.mask[:-1])
-        keys = {k: v[:-1] if isinstance(v, Tensor) else v for k, v in self.keys.items()}
-        return Row(sample, self.output[:-1], keys)
+    def without_response_token(self, position: int) -> Row:
+        """The row without one token of its response, counted from 0."""
+        s, at = self.sample, self.sample.prompt_length + position
+        kept = torch.tensor([index for index in range(s.response_length) if index != position], dtype=torch.int64)
+        sample = replace(
+            s,
+            tokens=s.tokens[:at] + s.tokens[at + 1 :],
+            response_length=s.response_length - 1,
+            loss_mask=[s.mask[index] for index in kept.tolist()],
+        )
+        keys = {key: value[kept] if isinstance(value, Tensor) else value for key, value in self.keys.items()}
+        return Row(sample, torch.cat([self.output[:at], self.output[at + 1 :]]), keys)
 
-    def without_first_token(self) -> Row:
-        """The row with its prompt one token shorter."""
+    def without_prompt_token(self) -> Row:
+        """The row without the first token of its prompt."""
         return replace(self.with_sample(tokens=self.sample.tokens[1:]), output=self.output[1:])
 
 

@@ -44,11 +44,11 @@ def _smaller(rows: Rows) -> Iterator[Rows]:
         for atom in atoms:
             yield [row for row in rows if row not in atom]
     for position, row in enumerate(rows):
-        if row.sample.response_length > 1:
-            yield [*rows[:position], row.without_last_token(), *rows[position + 1 :]]
+        for token in reversed(range(row.sample.response_length if row.sample.response_length > 1 else 0)):
+            yield [*rows[:position], row.without_response_token(token), *rows[position + 1 :]]
     for position, row in enumerate(rows):
         if row.sample.prompt_length > 1:
-            yield [*rows[:position], row.without_first_token(), *rows[position + 1 :]]
+            yield [*rows[:position], row.without_prompt_token(), *rows[position + 1 :]]
 
 
 def _atoms(rows: Rows) -> list[list[Row]]:

@@ -165,7 +165,7 @@ class Subject:
         probe: Probe | None = None,
         cast_to: torch.dtype | None = None,
         share: tuple[int, int] = (0, 1),
-        **cut: int | None,
+        **cut: Any,
     ) -> Outcome:
         """Loss and gradients of a step over a prepared batch.
 
@@ -174,13 +174,13 @@ class Subject:
             specialization: another loss than the role's.
             probe: watches the calls of the hook.
             cast_to: dtype of the output the loss sees; float64 unless told.
-            share: rank and number of ranks: every so-manieth micro-batch, from the rank's on.
+            share: rank and number of ranks: every `ranks`-th micro-batch from number `rank` on.
             cut: `micro_batch_size` or `max_tokens_per_gpu`; one micro-batch unless told.
 
         Raises:
             NonFiniteError: the loss is not finite.
         """
-        args = self.args.replace(**{"micro_batch_size": ONE_MICRO_BATCH if not cut else None, **cut})
+        args = self.args.replace(**{"micro_batch_size": None if cut else ONE_MICRO_BATCH, **cut})
         probe, model = probe or Probe(), LeafModel(outputs)
         worker = LeafWorker(
             self.role, model, specialization or self.specialization(), args, cast(pluggy.HookRelay, probe)

@@ -121,14 +121,17 @@ def _smallest(check: Check, trial: Trial, problem: Exception) -> tuple[Sequence[
     def fails(rows: Sequence[Row]) -> bool:
         nonlocal last
         found = _problem(check, replace(trial, rows=tuple(rows)))
-        if type(found) is not type(problem):
+        if found is None or _kind(found) != _kind(problem):
             return False
-        assert found is not None
         last = found
         return True
 
     rows = shrink(trial.rows, fails)
     return rows, last
+
+
+def _kind(problem: Exception) -> tuple[type[Exception], str]:
+    return type(problem), problem.kind if isinstance(problem, Wrong) else ""
 
 
 def _text(problem: Exception) -> str:

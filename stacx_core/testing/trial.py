@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stacx_core.data.batch import Batch
+from stacx_core.errors import StacxError
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.results import Wrong
 from stacx_core.testing.rows import Row
@@ -49,6 +51,15 @@ class Trial:
     def run(self, rows: Sequence[Row]) -> Outcome:
         """Loss and gradients of other samples."""
         return self.subject.step(self.prepare(rows), self.subject.outputs(rows))
+
+
+@contextmanager
+def during(change: str) -> Iterator[None]:
+    """Turn an error of the host or the recipe into a `Wrong` that names the change which brought it about."""
+    try:
+        yield
+    except StacxError as error:
+        raise Wrong(f"{change}: {error}", kind=f"{change}: {type(error).__name__}") from error
 
 
 def require_same(
@@ -98,8 +109,3 @@ def show(values: Tensor) -> str:
     numbers = values.detach().flatten().tolist()
     text = ", ".join(f"{number:.4g}" for number in numbers[:4])
     return text if values.dim() == 0 else f"[{text}{', ...' if len(numbers) > 4 else ''}]"
-
-
-def indices(rows: Iterable[Row]) -> list[int]:
-    """The numbers of samples."""
-    return [row.index for row in rows]

@@ -13,7 +13,7 @@ from stacx_core.objectives.aggregation import Reducer
 from stacx_core.specialization.causal_decoder import CausalDecoderSpecialization
 from stacx_core.testing.results import NotApplicable, Wrong, check
 from stacx_core.testing.rows import Row, log_probs_of
-from stacx_core.testing.trial import Trial, require_same_gradients
+from stacx_core.testing.trial import Trial, require_same_gradients, show
 
 BUMPS = (1.0, -3.0)
 POLICY_TOLERANCE = 1e-4
@@ -113,7 +113,7 @@ class _Reinforce(CausalDecoderSpecialization):
 
 @check("defaults", shrinks=False, waivable=True)
 def policy_gradient(trial: Trial) -> None:
-    """Where all policies agree, the advantages add to the gradient what they add to that of -A log pi.
+    """Where all policies agree, the gradient is that of -A log pi, and zero where the advantages are.
 
     Finds: advantages or weights through which a gradient flows, a clip or a ratio in the wrong place, a sign.
     """
@@ -127,6 +127,13 @@ def policy_gradient(trial: Trial) -> None:
     with_them, without = (subject.step(b, outputs).gradients for b in (weighted, plain))
     found = {index: gradient - without[index] for index, gradient in with_them.items()}
     require_same_gradients(found, expected, "from the advantages (that of -A log pi is meant)", POLICY_TOLERANCE)
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for index, gradient in without.items():
+        if float(gradient.abs().max()) > POLICY_TOLERANCE * scale:
+            raise Wrong(
+                f"with advantages of 0, and every policy the same, the gradient of sample {index} is "
+                f"{show(gradient[gradient.abs().amax(-1).argmax()])}: something beside them is differentiated"
+            )
 
 
 def _agreeing(row: Row, temperature: float) -> Row:

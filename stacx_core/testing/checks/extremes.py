@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from stacx_core.errors import NonFiniteError
 from stacx_core.testing.checks.edges import LOG_PROB_KEYS
 from stacx_core.testing.results import NotApplicable, Wrong, check
-from stacx_core.testing.trial import Trial
+from stacx_core.testing.trial import Trial, during
 
 EXTREMES = (-1e4, 1e4)
 
@@ -27,10 +26,8 @@ def extreme_log_ratios(trial: Trial) -> None:
             asked = True
             for values, mask in zip(batch[key], batch["loss_masks"], strict=True):
                 values[mask.nonzero()[:1]] = value
-            try:
+            with during(f"with {key} at {value:g}"):
                 outcome = subject.step(subject.prepare(batch), trial.outputs)
-            except NonFiniteError as error:
-                raise Wrong(f"with {key} at {value:g}: {error}") from error
             for index, gradient in outcome.gradients.items():
                 if not torch.isfinite(gradient).all():
                     raise Wrong(f"with {key} at {value:g}, the gradient of sample {index} has NaN or infinity in it")

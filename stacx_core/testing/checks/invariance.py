@@ -9,7 +9,7 @@ import torch
 from stacx_core.data.batch import RESPONSE_KEYS, Batch, select
 from stacx_core.testing.ranks import Job
 from stacx_core.testing.results import NotApplicable, Wrong, check
-from stacx_core.testing.trial import Trial, require_same, require_same_gradients
+from stacx_core.testing.trial import Trial, during, require_same, require_same_gradients
 
 SIZES = (1, 2, 3)
 BUDGETS = (9, 16)
@@ -22,8 +22,10 @@ def micro_batch_split(trial: Trial) -> None:
     Finds: means and statistics taken within a micro-batch, divisions by its number of samples or tokens.
     """
     for size in SIZES:
-        found = trial.subject.step(trial.prepared, trial.outputs, micro_batch_size=size)
-        require_same(found, trial.outcome, f"with micro-batches of {size}")
+        change = f"with micro-batches of {size}"
+        with during(change):
+            found = trial.subject.step(trial.prepared, trial.outputs, micro_batch_size=size)
+        require_same(found, trial.outcome, change)
 
 
 @check("every")
@@ -33,8 +35,10 @@ def packing(trial: Trial) -> None:
     Finds: rows read across the border of two packed samples, offsets counted from the start of the pack.
     """
     for budget in BUDGETS:
-        found = trial.subject.step(trial.prepared, trial.outputs, max_tokens_per_gpu=budget)
-        require_same(found, trial.outcome, f"with packs of up to {budget} tokens")
+        change = f"with packs of up to {budget} tokens"
+        with during(change):
+            found = trial.subject.step(trial.prepared, trial.outputs, max_tokens_per_gpu=budget)
+        require_same(found, trial.outcome, change)
     backwards = select(trial.prepared, range(len(trial.rows))[::-1])
     require_same(trial.subject.step(backwards, trial.outputs), trial.outcome, "with one pack in reverse order")
 
@@ -46,8 +50,10 @@ def sample_order(trial: Trial) -> None:
     Finds: group statistics by position, keys matched to samples by position.
     """
     for name, order in _orders(len(trial.rows)):
-        found = trial.run([trial.rows[position] for position in order])
-        require_same(found, trial.outcome, f"with the samples in {name} order")
+        change = f"with the samples in {name} order"
+        with during(change):
+            found = trial.run([trial.rows[position] for position in order])
+        require_same(found, trial.outcome, change)
 
 
 def _orders(count: int) -> list[tuple[str, list[int]]]:

@@ -32,7 +32,9 @@ class RecordingBatch(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value and note the read if it is there."""
-        return self[key] if key in self else default
+        if key not in self:
+            return default
+        return self[key]
 
 
 class RecordingProbe(Probe):

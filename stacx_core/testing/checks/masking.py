@@ -8,7 +8,7 @@ import torch
 
 from stacx_core.data.batch import RESPONSE_KEYS
 from stacx_core.testing.results import Wrong, check
-from stacx_core.testing.trial import Trial, require_same, show
+from stacx_core.testing.trial import Trial, during, require_same, show
 
 GARBAGE = (math.nan, math.inf, 1e4)
 
@@ -48,5 +48,7 @@ def garbage_in_masked_slots(trial: Trial) -> None:
             for values, mask in zip(batch.get(key, ()), batch["loss_masks"], strict=False):
                 if key != "loss_masks" and values.is_floating_point():
                     values[mask == 0] = garbage
-        found = subject.step(subject.prepare(batch), trial.outputs)
-        require_same(found, trial.outcome, f"with {garbage} in masked slots", tolerance=0)
+        change = f"with {garbage} in masked slots"
+        with during(change):
+            found = subject.step(subject.prepare(batch), trial.outputs)
+        require_same(found, trial.outcome, change, tolerance=0)

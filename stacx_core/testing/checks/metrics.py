@@ -62,6 +62,6 @@ def metric_sums(trial: Trial) -> None:
             if name not in found or not close(found[name], expected, 1e-6):
                 value = show(found[name]) if name in found else "missing"
                 raise Wrong(
-                    f"the metric {name!r} sums to {value} over micro-batches of {size}, and is {show(expected)} in one; "
+                    f"the metric {name!r} sums to {value} in micro-batches of {size}, but is {show(expected)} in one: "
                     "reduce it by the reducer, or return (sum, count)"
                 )

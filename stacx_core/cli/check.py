@@ -118,7 +118,7 @@ def _failures(checked: Sequence[Checked]) -> list[CheckResult]:
 def _print(checked: Sequence[Checked]) -> None:
     if len(checked) == 1:
         rows = [(r.check, MARKS[r.status], "" if r.status == "fail" else r.reason) for r in checked[0].results]
-        print_table(("CHECK", checked[0].recipe.key, "WHY NOT"), rows)
+        print_table(("CHECK", checked[0].recipe.key, "NOTE"), rows)
     else:
         by_check = zip(*(one.results for one in checked), strict=True)
         rows_of_all = [(row[0].check, *(MARKS[result.status] for result in row)) for row in by_check]
@@ -132,11 +132,11 @@ def _print(checked: Sequence[Checked]) -> None:
 
 
 def _print_reasons(checked: Sequence[Checked]) -> None:
-    """Why checks do not apply, each reason once with the recipes it holds for."""
+    """Why checks do not apply, or not always: each reason once, with the recipes it holds for."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in checked:
         for result in one.results:
-            if result.status == "not applicable":
+            if result.status != "fail" and result.reason:
                 reasons.setdefault((result.check, result.reason), []).append(one.recipe.key)
     if reasons:
         print_title("Not applicable")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -19,13 +16,7 @@ class Specialization(ABC):
 
     Args:
         args: The resolved knobs of the run.
-
-    Attributes:
-        waives: Check of ``stacx check`` -> why the objective rightly lacks that property, for the checks that may be
-            declined: a loss on whole sequences states here that cutting one in two changes it.
     """
-
-    waives: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, args: Args) -> None:
         self.args = args
@@ -47,6 +38,14 @@ class Specialization(ABC):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics derived from a step's aggregated ones, such as a perplexity from a mean."""
         return metrics
+
+    def waives(self) -> dict[str, str]:
+        """Checks of ``stacx check`` that do not apply under these arguments, each with the reason, which is reported.
+
+        For properties an objective rightly lacks: a ratio of whole sequences says here that ``siblings`` does not
+        apply, because cutting a sequence in two changes it. Most checks cannot be waived.
+        """
+        return {}
 
     def mask(self, batch: Batch) -> Tensor:
         """``[N]`` bool: which response tokens are trained."""

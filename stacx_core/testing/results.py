@@ -106,7 +106,7 @@ class CheckResult:
     Args:
         recipe, check: their names.
         status: "not applicable" comes with a reason.
-        reason: what is wrong, or why the check does not apply.
+        reason: what is wrong, or why the check does not apply, or under which arguments alone it does not.
         where: role and arguments under which it is wrong, and the line that raised, if one did.
         smallest: the smallest input found that still shows it; empty when no batch matters.
     """

@@ -19,6 +19,9 @@ from stacx_core.testing.subject import Subject, trained_subjects
 from stacx_core.testing.trial import Trial
 from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, default_variant, variants
 
+DOOR = "default_arguments"
+"""Where this check fails nothing else can be asked."""
+
 GATE = "loss_value"
 """Where this check fails there is no loss to say more about."""
 
@@ -42,22 +45,25 @@ class Suite:
         """What a check says, under the first arguments and for the first role that fails it."""
         name = self.config.name
         if self._refusal:
-            reason = f"the recipe refuses its own defaults: {self._refusal}"
-            return CheckResult(name, check.name, "fail", reason, where=f"arguments: {DEFAULTS}")
-        reasons: list[str] = []
-        ran = False
+            where = f"arguments: {DEFAULTS}"
+            if check.name == DOOR:
+                return CheckResult(name, check.name, "fail", self._refusal, where)
+            return CheckResult(name, check.name, "not applicable", f"the defaults are refused; see {DOOR}")
+        exceptions: dict[str, str] = {}
+        passed = False
         for trial in self._trials(check):
-            waived = self._waived(check, trial.subject)
-            problem = NotApplicable(waived) if waived else _problem(check, trial)
+            reason = self._waived(check, trial.subject)
+            problem = NotApplicable(reason) if reason else _problem(check, trial)
             if isinstance(problem, NotApplicable):
-                reasons.append(str(problem))
+                exceptions.setdefault(str(problem), trial.subject.variant)
             elif problem is not None:
                 return self._failure(check, trial, problem)
             else:
-                ran = True
-        if ran:
-            return CheckResult(name, check.name, "pass")
-        reason = "; ".join(dict.fromkeys(reasons)) or f"the loss cannot be computed; see {GATE}"
+                passed = True
+        if passed:
+            notes = (f"not under {variant}: {reason}" for reason, variant in exceptions.items())
+            return CheckResult(name, check.name, "pass", "; ".join(notes))
+        reason = "; ".join(exceptions) or f"the loss cannot be computed; see {GATE}"
         return CheckResult(name, check.name, "not applicable", reason)
 
     @cached_property
@@ -65,7 +71,7 @@ class Suite:
         try:
             default_variant(self.config)
         except ConfigError as error:
-            return str(error)
+            return f"the recipe refuses its own defaults: {error}"
         return ""
 
     @cached_property
@@ -95,7 +101,7 @@ class Suite:
     @staticmethod
     def _waived(check: Check, subject: Subject) -> str:
         """The reason the specialization gives for a check it may decline."""
-        return str(subject.specialization().waives.get(check.name, "")) if check.waivable else ""
+        return subject.specialization().waives().get(check.name, "") if check.waivable else ""
 
     def _failure(self, check: Check, trial: Trial, problem: Exception) -> CheckResult:
         rows: Sequence[Row] = () if check.scope == "recipe" else trial.rows

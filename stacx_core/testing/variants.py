@@ -15,16 +15,7 @@ from stacx_core.trainer.plan import complete
 DEFAULTS = "the defaults"
 EVERYTHING = "everything switched on"
 
-MAX_RESPONSE = 8
-"""`rollout_max_response_len` of every variant; no generated response is longer."""
-
-_RUN = {
-    "output_dir": "unused",
-    "num_rollout": 1,
-    "device": "cpu",
-    "rollout_max_response_len": MAX_RESPONSE,
-    "ref_load": "unused",
-}
+_RUN = {"output_dir": "unused", "num_rollout": 1, "device": "cpu", "ref_load": "unused"}
 """What a run needs and no loss reads."""
 
 
@@ -76,8 +67,6 @@ def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
     rewarded = any("rewards" in role.reads for role in config.roles)
     needed = [*config.requires, *loads, "hf_checkpoint", "prompt_data", *(["rm_type"] if rewarded else [])]
     flags = {name: _placeholder(knobs[name]) for name in needed if name not in config.defaults} | _RUN
-    if "n_samples_per_prompt" not in config.defaults:
-        flags["n_samples_per_prompt"] = 4
     return complete(
         config,
         resolve(knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults),

@@ -48,7 +48,8 @@ def group_advantages(batch, args):
 def config(name, module, stage="sound:group_advantages", **fields):
     reads = {"rewards": (), "group_indices": (), "advantages": (), "log_probs": ()}
     role = ModelRole("policy", f"{module}:Loss", sync_to_rollout=True, reads=reads, prepare=(stage,))
-    return TrainingConfig(name, (role,), description="planted", **fields)
+    defaults = {"n_samples_per_prompt": 4}
+    return TrainingConfig(name, (role,), description="planted", defaults=defaults, **fields)
 '''
 """The module `sound`."""
 

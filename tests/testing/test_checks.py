@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ LOSSES = {
         """,
     ),
     "nothing_to_train": (
-        "when every token is masked: role 'policy': the loss has no gradient",
+        "when no token of the micro-batch is trained: role 'policy': the loss has no gradient",
         """
         def compute_loss(self, model_output, batch, reducer):
             if not self.mask(batch).any():
@@ -269,8 +270,10 @@ def refuse(args: Any) -> None:
 
 
 def test_a_recipe_that_refuses_its_defaults_fails(build: Callable[..., TrainingConfig]) -> None:
-    result = only(build("refusing", check_args=refuse), "loss_value")
-    assert result.reason == "the recipe refuses its own defaults: --seed must be even and odd"
+    results = check_recipe(build("refusing", check_args=refuse))
+    assert {result.check for result in results if result.status == "fail"} == {"default_arguments"}
+    assert results[0].reason == "the recipe refuses its own defaults: --seed must be even and odd"
+    assert results[1].reason == "the defaults are refused; see default_arguments"
 
 
 def test_a_declared_key_that_nothing_writes_fails(build: Callable[..., TrainingConfig]) -> None:
@@ -281,11 +284,25 @@ def test_a_declared_key_that_nothing_writes_fails(build: Callable[..., TrainingC
 
 
 def test_a_waived_check_does_not_apply_and_says_why(build: Callable[..., TrainingConfig]) -> None:
-    waives = 'waives = {"siblings": "the whole sequence is one action", "masked_rows": "no thanks"}\n'
-    config = build("sequence", loss=waives + REDUCED_ALONE)
+    waives = """
+    def waives(self):
+        return {"siblings": "the whole sequence is one action", "masked_rows": "no thanks"}
+    """
+    config = build("sequence", loss=dedent(waives) + REDUCED_ALONE)
     result = only(config, "siblings")
     assert (result.status, result.reason) == ("not applicable", "the whole sequence is one action")
-    assert only(config, "masked_rows").status == "pass"
+    assert (only(config, "masked_rows").status, only(config, "masked_rows").reason) == ("pass", "")
+
+
+def test_a_check_waived_under_some_arguments_passes_with_a_note(build: Callable[..., TrainingConfig]) -> None:
+    knob = Knob("sequences", bool, False, "Take sequences for actions.", "broken")
+    loss = """
+    def waives(self):
+        return {"siblings": "a sequence is one action"} if self.args.sequences else {}
+    """
+    result = only(build("note", loss=loss, knobs=(knob,)), "siblings")
+    assert result.status == "pass"
+    assert result.reason == "not under everything switched on: a sequence is one action"
 
 
 def test_a_switch_is_tried_and_named(build: Callable[..., TrainingConfig]) -> None:

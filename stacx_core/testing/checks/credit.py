@@ -20,7 +20,7 @@ POLICY_TOLERANCE = 1e-4
 """Old log-probs are float32, so a ratio is 1 up to 1e-6."""
 
 
-@check("defaults", shrinks=False)
+@check("defaults", shrinks=False, waivable=True)
 def reward_credit(trial: Trial) -> None:
     """Another reward for one rollout changes its gradient, and that of its group or of the whole batch, no other.
 
@@ -70,7 +70,7 @@ def _changed(trial: Trial, chosen: Row) -> set[int]:
     return changed
 
 
-@check("defaults", shrinks=False)
+@check("defaults", shrinks=False, waivable=True)
 def end_reward(trial: Trial) -> None:
     """With a single reward that is not zero, no divergence and no values, the last trained token of its sample has an
     advantage.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -56,26 +55,21 @@ def edge_batches(trial: Trial) -> None:
                 raise Wrong(f"when {name}, the gradient of sample {index} has NaN or infinity in it")
 
 
-@check("main")
+@check("every")
 def nothing_to_train(trial: Trial) -> None:
-    """With every token masked, or all truncated under `mask_truncated`, the loss is 0 with a zero gradient.
+    """A micro-batch without a trained token gives a loss of 0 with a gradient of zero, and keeps its graph.
 
-    Finds: 0/0 in means, losses that lose their graph and stop the backward pass on one rank only.
+    Finds: 0/0 in means, losses cut off from the model, which would stop one process of many.
     """
-    subject = trial.subject
-    silent = replace(subject, args=subject.args.replace(mask_truncated=True))
-    cut = EDGES["every response was cut at the limit"](trial.rows)
-    for name, who, rows in (
-        ("every token is masked", subject, [_masked(row) for row in trial.rows]),
-        ("all are truncated and masked", silent, cut),
-    ):
-        with during(f"when {name}"):
-            outcome = who.step(who.prepare(who.batch(rows)), who.outputs(rows))
-        if outcome.loss != 0:
-            raise Wrong(f"when {name}, the loss is {outcome.loss:.6g}, not 0")
-        for index, gradient in outcome.gradients.items():
-            if (gradient != 0).any():
-                raise Wrong(f"when {name}, the gradient of sample {index} is {show(gradient[gradient != 0])} in places")
+    change = "when no token of the micro-batch is trained"
+    masks = [torch.zeros_like(mask) for mask in trial.prepared["loss_masks"]]
+    with during(change):
+        outcome = trial.subject.step({**trial.prepared, "loss_masks": masks}, trial.outputs)
+    if outcome.loss != 0:
+        raise Wrong(f"{change}, the loss is {outcome.loss:.6g}, not 0")
+    for index, gradient in outcome.gradients.items():
+        if (gradient != 0).any():
+            raise Wrong(f"{change}, the gradient of sample {index} is {show(gradient[gradient != 0])} in places")
 
 
 @check("main", shrinks=False)

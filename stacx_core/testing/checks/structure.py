@@ -9,7 +9,17 @@ from stacx_core.errors import ConfigError, StacxError
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.results import Wrong, check
 from stacx_core.testing.trial import Trial
+from stacx_core.testing.variants import default_variant
 from stacx_core.trainer.plan import check_supported
+
+
+@check("recipe", applies_to_failing=True)
+def default_arguments(trial: Trial) -> None:
+    """The recipe accepts its own defaults, once what it requires is given.
+
+    Finds: presets that `check_args` refuses, knobs that must be given and are not in `requires`.
+    """
+    default_variant(trial.subject.config)
 
 
 @check("recipe", applies_to_failing=True)

@@ -93,8 +93,9 @@ def _placeholder(knob: Knob) -> Any:
 
 
 def _gates(config: TrainingConfig) -> list[str]:
-    """Knobs that make a role read one more key, in the order of the recipe."""
-    return list(dict.fromkeys(name for role in config.roles for names in role.reads.values() for name in names))
+    """Knobs that decide whether a role reads a key, in the order of the recipe."""
+    conditions = (condition for role in config.roles for of_key in role.reads.values() for condition in of_key)
+    return list(dict.fromkeys(condition.partition("=")[0] for condition in conditions))
 
 
 def _everything(config: TrainingConfig) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any
         current = getattr(start, knob.name)
         if knob.type is bool:
             yield f"{knob.flag} {'off' if current else 'on'}", {knob.name: not current}
-        elif knob.name in _gates(config) and not current:
+        elif knob.name in _gates(config) and knob.type is not str and not current:
             value = _placeholder(knob)
             yield f"{knob.flag} {value}", {knob.name: value}
         for choice in knob.choices:

@@ -126,14 +126,11 @@ def _draw(plans: Iterable[_Plan], seed: int) -> tuple[Row, ...]:
 
 def _row(index: int, plan: _Plan, generator: torch.Generator) -> Row:
     response = len(plan.mask)
-    length = plan.prompt + response
-    output = torch.randn(length, VOCABULARY, generator=generator, dtype=torch.float64)
-    tokens = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
     sample = Sample(
         index=index,
         group_index=plan.group,
         rollout_id=plan.rollout,
-        tokens=tokens,
+        tokens=torch.randint(VOCABULARY, (plan.prompt + response,), generator=generator).tolist(),
         response_length=response,
         loss_mask=[int(m) for m in plan.mask],
         reward=plan.reward,
@@ -141,6 +138,13 @@ def _row(index: int, plan: _Plan, generator: torch.Generator) -> Row:
         pair_id=plan.pair,
         is_chosen=plan.chosen,
     )
+    return row_of(sample, generator)
+
+
+def row_of(sample: Sample, generator: torch.Generator) -> Row:
+    """A row of this sample, with an output drawn at random, and other models that are near it."""
+    response = sample.response_length
+    output = torch.randn(len(sample.tokens), VOCABULARY, generator=generator, dtype=torch.float64)
     own = log_probs_of(sample, output)
 
     def near(values: Tensor, spread: float) -> Tensor:

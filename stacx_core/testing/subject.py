@@ -7,7 +7,7 @@ the hook `compute_loss`, normalization and the sum over micro-batches are those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pluggy
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from stacx_core.batch_keys import BATCH_KEYS
 from stacx_core.config import ModelRole, TrainingConfig, resolve_object
 from stacx_core.data.batch import Batch, samples_to_batch, validate_batch
+from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
-from stacx_core.testing.rows import Row, grouped_rows, paired_rows
+from stacx_core.testing.rows import SEED, Row, grouped_rows, paired_rows, row_of
 from stacx_core.trainer.forwards import reads
 from stacx_core.trainer.syncs import active_syncs
 from stacx_core.trainer.worker import RoleWorker
@@ -122,8 +123,20 @@ class Subject:
         return {key for key in keys if BATCH_KEYS[key].producer != "advantages"}
 
     def rows(self) -> tuple[Row, ...]:
-        """The samples to check with: pairs for a role that reads them."""
-        return paired_rows() if {"pair_ids", "is_chosen"} & self.given_keys() else grouped_rows()
+        """The samples to check with: pairs for a role that reads them, and what the roll-in adds to every rollout.
+
+        A roll-in that adds samples of its own says so by a class method `check_samples(args, samples)`, which returns
+        all samples of a rollout, those it adds without an index.
+        """
+        rows = paired_rows() if {"pair_ids", "is_chosen"} & self.given_keys() else grouped_rows()
+        complete = getattr(resolve_object(self.config.rollout), "check_samples", None)
+        if complete is None:
+            return rows
+        samples: list[Sample] = complete(self.args, [row.sample for row in rows])
+        generator = torch.Generator().manual_seed(SEED)
+        new = [sample for sample in samples if sample.index is None]
+        numbered = [replace(sample, index=len(rows) + number) for number, sample in enumerate(new)]
+        return (*rows, *(row_of(sample, generator) for sample in numbered))
 
     def batch(self, rows: Sequence[Row]) -> Batch:
         """The whole-rollout batch before the role's stages.

@@ -39,6 +39,7 @@ class Suite:
     def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
         self.config = config
         self.ranks = ranks
+        self._known: dict[tuple[str, str], Trial] = {}
         self._failing: dict[tuple[str, str], bool] = {}
 
     def run(self, check: Check) -> CheckResult:
@@ -89,7 +90,11 @@ class Suite:
                     yield self._trial(subject)
 
     def _trial(self, subject: Subject) -> Trial:
-        return Trial(subject, subject.rows(), self.ranks)
+        """The trial of a role and a variant, kept for all checks, which share its batch and its outcome."""
+        key = (subject.role.name, subject.variant)
+        if key not in self._known:
+            self._known[key] = Trial(subject, subject.rows(), self.ranks)
+        return self._known[key]
 
     def _fails(self, subject: Subject) -> bool:
         """Whether there is no loss at all under these arguments."""

@@ -31,7 +31,7 @@ class Trial:
 
     @cached_property
     def prepared(self) -> Batch:
-        """The batch after the role's stages; copy it before changing anything."""
+        """The batch after the role's stages, shared by all checks: never to be changed."""
         return self.prepare(self.rows)
 
     @cached_property

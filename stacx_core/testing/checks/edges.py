@@ -121,9 +121,10 @@ def non_finite_inputs(trial: Trial) -> None:
     subject = trial.subject
     for key in LOG_PROB_KEYS:
         for value in (math.nan, -math.inf):
-            batch = subject.batch(trial.rows)
-            if key in batch and _spoil(batch[key], batch["loss_masks"], value):
-                _require_refusal(subject, batch, trial, f"{key} is {value} at a trained token", value)
+            for which in (0, -1):
+                batch = subject.batch(trial.rows)
+                if key in batch and _spoil(batch[key], batch["loss_masks"], which, value):
+                    _require_refusal(subject, batch, trial, f"{key} is {value} at a trained token", value)
     if "rewards" in subject.given_keys():
         trained = next((row for row in trial.rows if not row.sample.removed), None)
         rows = [row.with_sample(reward=math.nan) if row is trained else row for row in trial.rows]
@@ -135,12 +136,12 @@ def non_finite_inputs(trial: Trial) -> None:
             raise Wrong("a reward is NaN, and the batch is made all the same")
 
 
-def _spoil(values: list[torch.Tensor], masks: list[torch.Tensor], value: float) -> bool:
-    for entry, mask in zip(values, masks, strict=True):
-        if mask.any():
-            entry[int(mask.nonzero()[0])] = value
-            return True
-    return False
+def _spoil(values: list[torch.Tensor], masks: list[torch.Tensor], which: int, value: float) -> bool:
+    """Put a value at a trained token of the first or last sample that has one."""
+    trained = [position for position, mask in enumerate(masks) if mask.any()]
+    if trained:
+        values[trained[which]][int(masks[trained[which]].nonzero()[0])] = value
+    return bool(trained)
 
 
 def _require_refusal(subject: Subject, batch: dict[str, object], trial: Trial, what: str, value: float) -> None:

@@ -39,7 +39,7 @@ def packing(trial: Trial) -> None:
         with during(change):
             found = trial.subject.step(trial.prepared, trial.outputs, max_tokens_per_gpu=budget)
         require_same(found, trial.outcome, change)
-    backwards = select(trial.prepared, range(len(trial.rows))[::-1])
+    backwards = select(trial.prepared, range(len(trial.prepared["tokens"]))[::-1])
     require_same(trial.subject.step(backwards, trial.outputs), trial.outcome, "with one pack in reverse order")
 
 
@@ -71,26 +71,31 @@ def siblings(trial: Trial) -> None:
     if "pair_ids" in whole:
         raise NotApplicable("a preference pair is compared as a whole")
     outputs, pieces = dict(trial.outputs), []
-    for position, row in enumerate(trial.rows):
-        cut = row.sample.response_length // 2
+    for position, index in enumerate(whole["sample_indices"]):
+        cut = whole["response_lengths"][position] // 2
         if cut == 0:
             pieces.append(select(whole, [position]))
             continue
-        first, second = 2 * row.index + 1000, 2 * row.index + 1001
-        end = row.sample.prompt_length + cut
+        first, second = _halves(index)
+        end = whole["total_lengths"][position] - whole["response_lengths"][position] + cut
         pieces += [_piece(whole, position, 0, cut, first), _piece(whole, position, cut, None, second)]
-        outputs[first], outputs[second] = outputs[row.index][:end], outputs.pop(row.index)
+        outputs[first], outputs[second] = outputs[index][:end], outputs.pop(index)
     found = trial.subject.step(_joined(pieces), outputs)
     change = "with each rollout cut into two samples"
     gradients = dict(found.gradients)
-    for row in trial.rows:
-        first, second = 2 * row.index + 1000, 2 * row.index + 1001
+    for index in trial.outputs:
+        first, second = _halves(index)
         if first in gradients:
-            gradients[row.index] = gradients[second].clone()
-            gradients[row.index][: len(gradients[first])] += gradients[first]
+            gradients[index] = gradients[second].clone()
+            gradients[index][: len(gradients[first])] += gradients[first]
     if abs(found.loss - trial.outcome.loss) > 1e-6 * abs(trial.outcome.loss) + 1e-12:
         raise Wrong(f"the loss is {found.loss:.6g} {change}, and {trial.outcome.loss:.6g} without that")
     require_same_gradients(gradients, trial.outcome.gradients, change)
+
+
+def _halves(index: int) -> tuple[int, int]:
+    """The numbers of the two samples that one is cut into."""
+    return 2 * index + 1000, 2 * index + 1001
 
 
 def _piece(batch: Batch, position: int, start: int, stop: int | None, index: int) -> Batch:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stacx_core.rollout.engine import RolloutEngine
     from stacx_core.rollout.protocol import Rollout
     from stacx_core.rollout.sampled import sequence_limit
-    from stacx_core.specialization import CausalDecoderSpecialization, Specialization
+    from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
@@ -71,7 +71,7 @@ _HOME = {
     "stacx_core.rollout.engine": ("RolloutEngine",),
     "stacx_core.rollout.protocol": ("Rollout",),
     "stacx_core.rollout.sampled": ("sequence_limit",),
-    "stacx_core.specialization": ("CausalDecoderSpecialization", "Specialization"),
+    "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -101,6 +101,7 @@ __all__ = [
     "RolloutEngine",
     "Sample",
     "SampleStatus",
+    "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
     "TrainingConfig",

@@ -10,23 +10,27 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.data.sample import Sample, SampleStatus
-from stacx_core.errors import DataError
+from stacx_core.errors import DataError, RewardError
 from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
-from stacx_core.rollout.protocol import Rollout
+from stacx_core.rollout.filters import load_filter
+from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.seeds import sub_seed
 
 
-class SampledRollout:
+class SampledRollout(RollIn):
     """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them
     when a reward is named.
 
     Each response has its own seed, derived from the run's seed, the rollout and its place in it. Prompts that leave
     no room for a response are passed over and counted.
 
+    Under ``--dynamic-sampling-filter`` groups that do not pass are replaced by those of further prompts, in at most
+    ``--dynamic-sampling-max-rounds`` rounds.
+
     Raises:
-        DataError, ConfigError: The prompts or the reward cannot be loaded.
+        DataError, ConfigError: The prompts, the reward or the filter cannot be loaded.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
@@ -36,35 +40,65 @@ class SampledRollout:
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
         self.num_prompts = len(rows)
         self.stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
-        self.reward = load_reward(args.rm_type) if args.rm_type else None
+        self.reward = load_reward(args.rm_type, args) if args.rm_type else None
+        self.keep = load_filter(args.dynamic_sampling_filter) if args.dynamic_sampling_filter else None
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.rollout.protocol.RollIn`."""
-        prompts, skipped = self._take()
+        wanted = self.args.rollout_batch_size
+        sampled: list[list[Sample]] = []
+        kept: list[list[Sample]] = []
+        skipped = rounds = 0
+        while len(kept) < wanted and rounds < self.args.dynamic_sampling_max_rounds:
+            prompts, passed_over = self._take(wanted - len(kept))
+            groups = self._sample(rollout, prompts, len(sampled), engine)
+            sampled += groups
+            kept += [group for group in groups if self.keep is None or self.keep(group)]
+            skipped += passed_over
+            rounds += 1
+        if len(kept) < wanted and self.args.dynamic_sampling_exhausted == "raise":
+            raise RewardError(
+                f"only {len(kept)} of {wanted} groups passed {self.args.dynamic_sampling_filter} in {rounds} rounds; "
+                "raise --dynamic-sampling-max-rounds, or choose prompts that are neither solved nor hopeless"
+            )
+        metrics = {
+            **reward_metrics([sample for group in sampled for sample in group], self.args.reward_key),
+            "skipped_prompts": float(skipped),
+        }
+        if self.keep is not None:
+            metrics |= {"sampling_rounds": float(rounds), "filtered_groups": float(len(sampled) - len(kept))}
+        return Rollout([sample for group in kept for sample in group], metrics)
+
+    def _sample(
+        self, rollout: int, prompts: Sequence[tuple[PromptRow, list[int]]], first: int, engine: RolloutEngine
+    ) -> list[list[Sample]]:
+        """Scored responses of each prompt; ``first`` is the number of the first prompt within the rollout."""
         count = self.args.n_samples_per_prompt
         requests = [
             GenerationRequest(ids, [sub_seed(self.args.seed, "sample", rollout, p, k) for k in range(count)])
-            for p, (_, ids) in enumerate(prompts)
+            for p, (_, ids) in enumerate(prompts, start=first)
         ]
         answers = engine.generate(requests, self.params)
-        samples = [
-            to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
-            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True))
-            for k, answer in enumerate(group)
+        groups = [
+            [
+                to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
+                for k, answer in enumerate(group)
+            ]
+            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True), start=first)
         ]
         if self.reward is not None:
-            score(samples, self.reward)
-        return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "skipped_prompts": float(skipped)})
+            score([sample for group in groups for sample in group], self.reward)
+        return groups
 
-    def _take(self) -> tuple[list[tuple[PromptRow, list[int]]], int]:
+    def _take(self, count: int) -> tuple[list[tuple[PromptRow, list[int]]], int]:
         """Enough prompts that fit, with their ids; and how many did not."""
         fitting: list[tuple[PromptRow, list[int]]] = []
         skipped = 0
-        while len(fitting) < self.args.rollout_batch_size:
-            for row in self.stream.take(self.args.rollout_batch_size - len(fitting)):
+        while len(fitting) < count:
+            for row in self.stream.take(count - len(fitting)):
                 ids = render_prompt(row, self.tokenizer, self.args.apply_chat_template)
                 if self.limit is not None and len(ids) + self.args.rollout_max_response_len > self.limit:
                     skipped += 1

@@ -39,11 +39,12 @@ def find_pairs(batch: Batch) -> Pairs:
                 f"pair {pair} has {len(chosen)} chosen and {len(rejected)} rejected samples in its micro-batch; "
                 "give each pair one of either, with the same pair_id"
             )
-    device = batch["loss_masks"][0].device
-    sides = torch.tensor([[c, r] for (c,), (r,) in members.values()], dtype=torch.int64, device=device)
-    chosen, rejected = sides.reshape(-1, 2).unbind(1)
     trained = token_counts(batch) > 0
-    return Pairs(chosen, rejected, trained[chosen] & trained[rejected])
+    first, second = (
+        torch.tensor([side[0] for side in sides], device=trained.device)
+        for sides in zip(*members.values(), strict=True)
+    )
+    return Pairs(first, second, trained[first] & trained[second])
 
 
 def token_counts(batch: Batch) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from stacx_core import Args, DataError, Message, nearest, parse_prompt, read_records
 
 MARGIN = "margin"
 """Note in a sample's metadata: by how much the chosen response of its pair is better."""
 
-Turns = TypeVar("Turns", bound=Sequence[Any])
+Text = str | list[Message]
+"""Text, or chat messages."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Answer:
         margin: by how much the chosen response is better, if the data say so.
     """
 
-    prompt: str | list[Message]
-    completion: str | list[Message]
+    prompt: Text
+    completion: Text
     is_chosen: bool
     where: str
     whole_text: bool = False
@@ -93,7 +93,7 @@ def _pair(record: dict[str, Any], where: str, args: Args) -> tuple[Answer, Answe
     return chosen, rejected
 
 
-def split_prompt(chosen: Turns, rejected: Turns, where: str) -> tuple[Turns, Turns, Turns]:
+def split_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:
     """Cut two texts or two conversations where they first differ: prompt, and what is left of either.
 
     As TRL does it: a space before the difference goes to the completions, and where one is the beginning of the
@@ -111,7 +111,7 @@ def split_prompt(chosen: Turns, rejected: Turns, where: str) -> tuple[Turns, Tur
             f"{where}: the row has no prompt, and its chosen and rejected responses do not begin alike; "
             "give the prompt a column of its own"
         )
-    return chosen[:cut], chosen[cut:], rejected[cut:]  # type: ignore[return-value]
+    return chosen[:cut], chosen[cut:], rejected[cut:]
 
 
 def _refuse_misspelt(record: dict[str, Any], key: str, where: str) -> None:
@@ -121,7 +121,7 @@ def _refuse_misspelt(record: dict[str, Any], key: str, where: str) -> None:
         raise DataError(f"{where}: no field {key!r} (input_key){hint}; fields there: {', '.join(map(repr, record))}")
 
 
-def _prompt(record: dict[str, Any], where: str, args: Args, chat: bool) -> str | list[Message]:
+def _prompt(record: dict[str, Any], where: str, args: Args, chat: bool) -> Text:
     """The prompt; text before chat messages becomes the user's message."""
     prompt = parse_prompt(_field(record, args.input_key, "input_key", where), f"{where}: {args.input_key!r}")
     if isinstance(prompt, str):
@@ -131,12 +131,12 @@ def _prompt(record: dict[str, Any], where: str, args: Args, chat: bool) -> str |
     return prompt
 
 
-def _completion(record: dict[str, Any], key: str, knob: str, where: str) -> str | list[Message]:
+def _completion(record: dict[str, Any], key: str, knob: str, where: str) -> Text:
     value = _field(record, key, knob, where)
     return value if isinstance(value, str) else parse_prompt(value, f"{where}: {key!r}")
 
 
-def _reply(completion: str | list[Message], key: str, where: str) -> str | list[Message]:
+def _reply(completion: Text, key: str, where: str) -> Text:
     if isinstance(completion, list) and completion[0]["role"] != "assistant":
         raise DataError(
             f"{where}: {key!r} goes on with a message of the {completion[0]['role']}; it must be the assistant's"
@@ -159,5 +159,3 @@ def _field(record: dict[str, Any], key: str, knob: str, where: str) -> Any:
         there = ", ".join(map(repr, record)) or "none"
         raise DataError(f"{where}: no field {key!r} ({knob}){nearest(key, record)}; fields there: {there}")
     return record[key]
-
-

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stacx_core import Args, Batch, CausalDecoderSpecialization
 from stacx_core.objectives import Reducer
+from stacx_plugin_preference.comparison import find_pairs, mean_over, sample_sums, token_counts
 from stacx_plugin_preference.knobs import WITH_REFERENCE
 from stacx_plugin_preference.objectives import (
     hinge_loss,
@@ -20,7 +21,6 @@ from stacx_plugin_preference.objectives import (
     sigmoid_loss,
     simpo_loss,
 )
-from stacx_plugin_preference.comparison import find_pairs, mean_over, sample_sums, token_counts
 
 PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Args], Tensor]] = {
     "sigmoid": lambda c, r, args: sigmoid_loss(c - r, args.dpo_beta, args.dpo_label_smoothing),
@@ -73,9 +73,7 @@ class PreferenceSpecialization(CausalDecoderSpecialization):
             return metrics
         return {**metrics, "margin": metrics["rewards_chosen"] - metrics["rewards_rejected"]}
 
-    def _paired(
-        self, evidence: Tensor, sums: Tensor, counts: Tensor, batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _paired(self, evidence: Tensor, sums: Tensor, counts: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Losses ``[P]`` of pairs, and their metrics."""
         args, pairs = self.args, find_pairs(batch)
         chosen, rejected = evidence[pairs.chosen], evidence[pairs.rejected]

@@ -55,7 +55,9 @@ def number(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
         (lambda d: bradley_terry_loss(d(1.2), d(0.4), center=0.1), 0.371101 + 0.1 * 1.6**2),
     ],
 )
-def test_worked_values(loss: Callable[[Callable[[float], Tensor]], Tensor], expected: float, dtype: torch.dtype) -> None:
+def test_worked_values(
+    loss: Callable[[Callable[[float], Tensor]], Tensor], expected: float, dtype: torch.dtype
+) -> None:
     value = loss(lambda x: number(x, dtype))
     assert value.dtype == dtype
     assert value.item() == pytest.approx(expected, abs=2e-6, rel=2e-7)

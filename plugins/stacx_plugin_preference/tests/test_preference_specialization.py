@@ -123,7 +123,14 @@ def test_a_pair_of_unequal_lengths(given_: dict[str, Any], expected: float) -> N
 
 @pytest.mark.parametrize(("kind", "expected"), [("sigmoid", math.log(2)), ("hinge", 1.0), ("ipo", 25.0)])
 def test_before_the_first_update_the_policy_is_its_reference(kind: str, expected: float) -> None:
-    loss, metrics, _ = run(arguments(dpo_loss_type=kind), *batch_of(ref=NEW), [0, 1])
+    logits, batch = batch_of()
+    for position in (CHOSEN, REJECTED):
+        alone = {key: [values[position]] for key, values in batch.items()}
+        alone["tokens"] = batch["tokens"][position][None]
+        (batch["ref_log_probs"][position], _) = PreferenceSpecialization(arguments()).response_log_probs(
+            logits[position], alone
+        )
+    loss, metrics, _ = run(arguments(dpo_loss_type=kind), logits, batch, [0, 1])
     assert loss.item() == pytest.approx(expected)
     assert quotient(metrics["accuracy"]) == 0.5
 
@@ -189,9 +196,7 @@ LOG_PROBS = st.lists(st.floats(-4, -0.05), min_size=1, max_size=5)
     st.permutations(range(6)),
     st.randoms(use_true_random=False),
 )
-def test_neither_the_cut_nor_the_order_matters(
-    new: list[list[float]], kind: str, order: list[int], draw: Any
-) -> None:
+def test_neither_the_cut_nor_the_order_matters(new: list[list[float]], kind: str, order: list[int], draw: Any) -> None:
     """Three pairs at once, each alone, and shuffled: the same sum and the same gradient."""
     ref = [[draw.uniform(-4, 0) for _ in values] for values in new]
     logits, batch = batch_of(new, ref, [[1] * len(values) for values in new])

@@ -72,8 +72,11 @@ class Package:
 
 def read(pyproject: Path) -> Package:
     """The package of a plugin's or an example's `pyproject.toml`."""
-    name = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["name"]
-    return Package(name, pyproject.parent, tuple(path.name for path in pyproject.parent.glob("test*")))
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    extras = tuple(sorted(set(project.get("optional-dependencies", {})) - {"test"}))
+    return Package(
+        project["name"], pyproject.parent, tuple(path.name for path in pyproject.parent.glob("test*")), extras=extras
+    )
 
 
 HOST = Package(

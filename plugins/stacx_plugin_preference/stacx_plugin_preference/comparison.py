@@ -40,10 +40,8 @@ def find_pairs(batch: Batch) -> Pairs:
                 "give each pair one of either, with the same pair_id"
             )
     trained = token_counts(batch) > 0
-    first, second = (
-        torch.tensor([side[0] for side in sides], device=trained.device)
-        for sides in zip(*members.values(), strict=True)
-    )
+    positions = torch.tensor([[chosen[0], rejected[0]] for chosen, rejected in members.values()], device=trained.device)
+    first, second = positions.unbind(1)
     return Pairs(first, second, trained[first] & trained[second])
 
 

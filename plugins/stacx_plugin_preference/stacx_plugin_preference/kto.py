@@ -1,6 +1,6 @@
 """The baseline z of KTO: how far the policy has moved from the reference on responses that were not chosen for it.
 
-The paper (arXiv 2402.01306, section 4.1) estimates z as the mean of ``S - R`` over mismatched pairs of a prompt and a
+The paper (arXiv 2402.01306, section 4) estimates z as the mean of ``S - R`` over mismatched pairs of a prompt and a
 response, cut off at 0 and without gradient. Here the roll-in adds to each response one such pair, the prompt with
 the response of the next row that has another prompt; both roles score it with everything else when the rollout
 begins; and this stage takes the mean over the whole rollout and drops those samples again.

@@ -35,7 +35,7 @@ def sigmoid_loss(delta: Tensor, beta: float, label_smoothing: float = 0.0) -> Te
 def robust_loss(delta: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """``(-(1 - e) log sigmoid(beta delta) + e log sigmoid(-beta delta)) / (1 - 2e)``; may be negative.
 
-    Ray Chowdhury et al. 2024 (arXiv 2403.00409), eq. 11: when labels are flipped with probability e, its mean over
+    Ray Chowdhury et al. 2024 (arXiv 2403.00409): when labels are flipped with probability e, its mean over
     the flips is the sigmoid loss of the true labels. Arguments as for ``sigmoid_loss``.
     """
     margin = beta * delta
@@ -102,7 +102,7 @@ def kto_loss(
 ) -> Tensor:
     """``w_D (1 - sigmoid(beta (l - z)))`` where desirable, ``w_U (1 - sigmoid(beta (z - l)))`` where not.
 
-    Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 8; responses need no partner.
+    Ethayarajh et al. 2024 (arXiv 2402.01306), section 4; responses need no partner.
 
     Args:
         log_ratio: ``[B]``, ``l = S - R``.
@@ -120,7 +120,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float 
     """``-log sigmoid(r_c - r_r - margin) + center (r_c + r_r)^2``.
 
     Bradley and Terry 1952; the margin is that of Touvron et al. 2023 (Llama 2, arXiv 2307.09288), eq. 2, the penalty
-    that of Eisenstein et al. 2023 (arXiv 2312.09244), section 5: it fixes the level of the rewards, which the
+    that of Eisenstein et al. 2023 (arXiv 2312.09244): it fixes the level of the rewards, which the
     comparison leaves open.
 
     Args:

@@ -8,6 +8,11 @@ from stacx_plugin_preference.knobs import DPO_KNOBS, PAIRED, REWARD_MODEL_KNOBS,
 ROLL_IN = "stacx_plugin_preference.pairs:PairRollout"
 
 
+def _for(*loss_types: str) -> tuple[str, ...]:
+    """The condition of a batch key that only these losses read."""
+    return tuple(f"dpo_loss_type={name}" for name in loss_types)
+
+
 @recipe("dpo")
 def dpo() -> TrainingConfig:
     """A policy and, for the losses that have one, a frozen reference that scores the same responses.
@@ -67,8 +72,3 @@ def reward_model() -> TrainingConfig:
         knobs=REWARD_MODEL_KNOBS,
         check_args="stacx_plugin_preference.knobs:check_offline",
     )
-
-
-def _for(*loss_types: str) -> tuple[str, ...]:
-    """The condition of a batch key that only these losses read."""
-    return tuple(f"dpo_loss_type={name}" for name in loss_types)

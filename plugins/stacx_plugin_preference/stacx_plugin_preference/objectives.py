@@ -120,7 +120,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float 
     """``-log sigmoid(r_c - r_r - margin) + center (r_c + r_r)^2``.
 
     Bradley and Terry 1952; the margin is that of Touvron et al. 2023 (Llama 2, arXiv 2307.09288), eq. 2, the penalty
-    that of Eisenstein et al. 2023 (arXiv 2312.09244): it fixes the level of the rewards, which the
+    that of Eisenstein et al. 2023 (arXiv 2312.09244), eq. 2: it fixes the level of the rewards, which the
     comparison leaves open.
 
     Args:

@@ -77,7 +77,7 @@ def _pair(record: dict[str, Any], where: str, args: Args) -> tuple[Answer, Answe
     if isinstance(sides[0], str) != isinstance(sides[1], str):
         raise DataError(f"{where}: {names[0]!r} and {names[1]!r} must both be text or both be chat messages")
     chat = isinstance(sides[0], list)
-    whole = chat and all(side[0]["role"] != "assistant" for side in sides)  # type: ignore[index]
+    whole = all(isinstance(side, list) and side[0]["role"] != "assistant" for side in sides)
     whole_text = not chat and args.input_key not in record and args.is_default("input_key")
     if whole_text:
         _refuse_misspelt(record, args.input_key, where)

@@ -28,7 +28,7 @@ nox.options.sessions = CI_SESSIONS
 
 RECIPES = {
     "stacx-core": ["sft"],
-    "stacx-plugin-grpo": ["grpo"],
+    "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
 }

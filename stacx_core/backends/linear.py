@@ -6,6 +6,7 @@ lower precisions only, takes the widest. The products of a large layer are about
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ class OneDnnLinear(nn.Linear):
         """``[..., K]`` to ``[..., N]``."""
         if input.numel() * self.out_features < SMALLEST:
             return F.linear(input, self.weight, self.bias)
-        rows: Tensor = _Product.apply(input.reshape(-1, self.in_features), self.weight)
+        apply: Callable[[Tensor, Tensor], Tensor] = _Product.apply
+        rows = apply(input.reshape(-1, self.in_features), self.weight)
         output = rows.view(*input.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
 
 
@@ -95,7 +96,7 @@ _TRAINER = (
          minimum=1),
     Knob("max_tokens_per_gpu", int, 4096, "Tokens per packed forward.", "trainer", minimum=1),
     Knob("loss_aggregation", str, "sample_mean", "How per-token losses become one number.", "trainer",
-         choices=("sample_mean", "token_mean", "seq_mean_token_sum", "constant")),
+         choices=tuple(AGGREGATIONS)),
     Knob("calculate_per_token_loss", bool, False, "The same as --loss-aggregation token_mean.", "trainer"),
     Knob("mask_truncated", bool, False, "Do not train on responses that were cut at the limit.", "trainer"),
     Knob("check_loss_invariance", bool, False, "Before training, cut the first rollout three ways into micro-batches "

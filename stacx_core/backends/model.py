@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from stacx_core.backends.attention import IMPLEMENTATION, AttentionLayout, PackedLayout
+from stacx_core.backends.linear import use_onednn
 from stacx_core.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def load_model(
             f"{checkpoint!r} lacks {len(missing)} weights, first {missing[0]!r}; the checkpoint is not whole"
         )
     model.to(device)
+    use_onednn(model)
     check_packing(model)
     return model
 

@@ -63,7 +63,7 @@ def load_prompts(source: str, *, input_key: str, label_key: str | None, seed: in
 def _row(record: Any, where: str, index: int, input_key: str, label_key: str | None) -> PromptRow:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a row must be an object with named fields, not {type(record).__name__}")
-    prompt = _prompt(_field(record, input_key, "input_key", where), f"{where}: {input_key!r}")
+    prompt = parse_prompt(_field(record, input_key, "input_key", where), f"{where}: {input_key!r}")
     label = None
     if label_key is not None:
         label = _label(_field(record, label_key, "label_key", where), f"{where}: {label_key!r}")
@@ -78,7 +78,16 @@ def _field(record: dict[str, Any], key: str, knob: str, where: str) -> Any:
     return record[key]
 
 
-def _prompt(value: Any, what: str) -> str | list[Message]:
+def parse_prompt(value: Any, what: str) -> str | list[Message]:
+    """A prompt as a data set holds it: text that is not blank, or at least one chat message.
+
+    Args:
+        value: of the prompt's column.
+        what: names file, line and column in an error.
+
+    Raises:
+        DataError: it is neither.
+    """
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{what} is empty")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from stacx_core.backends.model import DTYPES, context_length, load_model, load_tokenizer, pick_device
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
@@ -40,6 +40,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     """
     torch.set_num_threads(args.num_threads or free_cores())
     disable_progress_bar()
+    set_verbosity_error()
     checkpoint = resume_point(args)
     tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None

@@ -93,7 +93,7 @@ class Suite:
         """The trial of a role and a variant, kept for all checks, which share its batch and its outcome."""
         key = (subject.role.name, subject.variant)
         if key not in self._known:
-            self._known[key] = Trial(subject, subject.rows(), self.ranks)
+            self._known[key] = Trial(subject, self.ranks)
         return self._known[key]
 
     def _fails(self, subject: Subject) -> bool:
@@ -106,10 +106,13 @@ class Suite:
     @staticmethod
     def _waived(check: Check, subject: Subject) -> str:
         """The reason the specialization gives for a check it may decline."""
-        return subject.specialization().waives().get(check.name, "") if check.waivable else ""
+        try:
+            return subject.specialization().waives().get(check.name, "") if check.waivable else ""
+        except Exception:  # The gate reports it.
+            return ""
 
     def _failure(self, check: Check, trial: Trial, problem: Exception) -> CheckResult:
-        rows: Sequence[Row] = () if check.scope == "recipe" else trial.rows
+        rows: Sequence[Row] = () if check.scope == "recipe" else vars(trial).get("rows", ())
         if check.shrinks and rows:
             rows, problem = _smallest(check, trial, problem)
         where = f"role {trial.subject.role.name!r}, arguments: {trial.subject.variant}{_line(problem)}"
@@ -131,7 +134,7 @@ def _smallest(check: Check, trial: Trial, problem: Exception) -> tuple[Sequence[
 
     def fails(rows: Sequence[Row]) -> bool:
         nonlocal last
-        found = _problem(check, replace(trial, rows=tuple(rows)))
+        found = _problem(check, replace(trial, given=tuple(rows)))
         if found is None or _kind(found) != _kind(problem):
             return False
         last = found

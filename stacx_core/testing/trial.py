@@ -23,11 +23,16 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Trial:
-    """A role, its arguments, the samples, and the two processes of `data_parallel`."""
+    """A role, its arguments, and the two processes of `data_parallel`; `given` are other samples than the usual ones."""
 
     subject: Subject
-    rows: tuple[Row, ...]
     ranks: Ranks = field(compare=False)
+    given: tuple[Row, ...] | None = None
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The samples."""
+        return self.subject.rows() if self.given is None else self.given
 
     @cached_property
     def prepared(self) -> Batch:

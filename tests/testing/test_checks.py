@@ -245,6 +245,35 @@ def test_a_reference_to_nothing_fails_structure(build: Callable[..., TrainingCon
     assert "has no 'no_such_stage'" in result.reason
 
 
+def test_a_roll_in_that_is_not_there_fails_structure_and_stops_nothing(build: Callable[..., TrainingConfig]) -> None:
+    config = build("rootless", rollout="sound:NoRollIn")
+    results = {result.check: result for result in check_recipe(config, ["structure", "loss_value", "packing"])}
+    assert "has no 'NoRollIn'" in results["structure"].reason
+    assert "has no 'NoRollIn'" in results["loss_value"].reason
+    assert results["packing"].status == "not applicable"
+
+
+def test_samples_that_the_roll_in_adds_are_checked_too(build: Callable[..., TrainingConfig]) -> None:
+    """The stage needs the sample that the roll-in adds to every rollout, and takes it out of the batch."""
+    stage = """
+    import dataclasses
+
+    class RollIn:
+        @classmethod
+        def check_samples(cls, args, samples):
+            return [*samples, dataclasses.replace(samples[0], index=None, metadata={"extra": True})]
+
+    def stage(batch, args):
+        (extra,) = [n for n, notes in enumerate(batch["metadata"]) if "extra" in notes]
+        for key, values in batch.items():
+            batch[key] = values[:extra] + values[extra + 1 :]
+        return sound.group_advantages(batch, args)
+    """
+    config = build("companions", stage=stage, rollout="broken_companions:RollIn")
+    checks = ["loss_value", "micro_batch_split", "packing", "siblings", "sample_order", "masked_rows"]
+    assert {result.status for result in check_recipe(config, checks)} == {"pass"}
+
+
 def test_a_lambda_fails_pickling(build: Callable[..., TrainingConfig]) -> None:
     result = only(build("lambda", check_args=lambda args: None), "pickling")
     assert "does not pickle" in result.reason

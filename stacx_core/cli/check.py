@@ -132,15 +132,17 @@ def _print(checked: Sequence[Checked]) -> None:
 
 
 def _print_reasons(checked: Sequence[Checked]) -> None:
-    """Why checks do not apply, or not always: each reason once, with the recipes it holds for."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    """Why checks do not apply, or not always: each reason once, with the recipes and checks it holds for."""
+    recipes: dict[tuple[str, str], list[str]] = {}
     for one in checked:
         for result in one.results:
             if result.status != "fail" and result.reason:
-                reasons.setdefault((result.check, result.reason), []).append(one.recipe.key)
-    if reasons:
-        print_title("Not applicable")
-        print_table(("CHECK", "WHY", "RECIPES"), [(*key, ", ".join(names)) for key, names in sorted(reasons.items())])
+                recipes.setdefault((result.reason, result.check), []).append(one.recipe.key)
+    checks: dict[tuple[str, str], list[str]] = {}
+    for (reason, name), keys in recipes.items():
+        checks.setdefault((reason, ", ".join(keys)), []).append(name)
+    for (reason, names), of_reason in checks.items():
+        click.echo(f"\n- for {names}: {', '.join(of_reason)}\n  {reason}")
 
 
 def _print_total(checked: Sequence[Checked]) -> None:

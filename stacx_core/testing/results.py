@@ -14,6 +14,9 @@ Scope = Literal["recipe", "defaults", "main", "every"]
 """Under which arguments a check runs: the recipe's defaults; these and everything switched on together; or these
 and each switch, choice and aggregation by itself. "recipe": once, without any batch."""
 
+NO_LOSS = "the loss cannot be computed; see loss_value"
+"""Why most checks do not apply where that one fails."""
+
 Status = Literal["pass", "fail", "not applicable"]
 
 

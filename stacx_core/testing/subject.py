@@ -123,10 +123,11 @@ class Subject:
         return {key for key in keys if BATCH_KEYS[key].producer != "advantages"}
 
     def rows(self) -> tuple[Row, ...]:
-        """The samples to check with: pairs for a role that reads them, and what the roll-in adds to every rollout.
+        """The samples to check with: pairs for a role that reads them, and what the roll-in makes of them.
 
-        A roll-in that adds samples of its own says so by a class method `check_samples(args, samples)`, which returns
-        all samples of a rollout, those it adds without an index.
+        A roll-in that adds samples of its own to a rollout has a class method `check_samples(args, samples)`, which
+        gets the generated samples and returns those of a rollout: the same tokens under the same index, and what it
+        adds without an index.
         """
         rows = paired_rows() if {"pair_ids", "is_chosen"} & self.given_keys() else grouped_rows()
         complete = getattr(resolve_object(self.config.rollout), "check_samples", None)
@@ -134,9 +135,10 @@ class Subject:
             return rows
         samples: list[Sample] = complete(self.args, [row.sample for row in rows])
         generator = torch.Generator().manual_seed(SEED)
-        new = [sample for sample in samples if sample.index is None]
-        numbered = [replace(sample, index=len(rows) + number) for number, sample in enumerate(new)]
-        return (*rows, *(row_of(sample, generator) for sample in numbered))
+        added = [sample for sample in samples if sample.index is None]
+        numbered = [replace(sample, index=len(rows) + number) for number, sample in enumerate(added)]
+        kept = [replace(rows[sample.index], sample=sample) for sample in samples if sample.index is not None]
+        return (*kept, *(row_of(sample, generator) for sample in numbered))
 
     def batch(self, rows: Sequence[Row]) -> Batch:
         """The whole-rollout batch before the role's stages.

@@ -12,7 +12,7 @@ import stacx_core.testing.checks  # noqa: F401
 from stacx_core.config import TrainingConfig
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.testing.ranks import Ranks
-from stacx_core.testing.results import CHECKS, Check, CheckResult, NotApplicable, Wrong
+from stacx_core.testing.results import CHECKS, NO_LOSS, Check, CheckResult, NotApplicable, Wrong
 from stacx_core.testing.rows import Row
 from stacx_core.testing.shrinking import shrink
 from stacx_core.testing.subject import Subject, trained_subjects
@@ -56,15 +56,15 @@ class Suite:
             reason = self._waived(check, trial.subject)
             problem = NotApplicable(reason) if reason else _problem(check, trial)
             if isinstance(problem, NotApplicable):
-                exceptions.setdefault(str(problem), trial.subject.variant)
+                exceptions.setdefault(str(problem), self._name(trial.subject))
             elif problem is not None:
                 return self._failure(check, trial, problem)
             else:
                 passed = True
         if passed:
-            notes = (f"not under {variant}: {reason}" for reason, variant in exceptions.items())
+            notes = (f"not under {place}: {reason}" for reason, place in exceptions.items())
             return CheckResult(name, check.name, "pass", "; ".join(notes))
-        reason = "; ".join(exceptions) or f"the loss cannot be computed; see {GATE}"
+        reason = "; ".join(exceptions) or NO_LOSS
         return CheckResult(name, check.name, "not applicable", reason)
 
     @cached_property
@@ -102,6 +102,10 @@ class Suite:
         if key not in self._failing:
             self._failing[key] = _problem(CHECKS[GATE], self._trial(subject)) is not None
         return self._failing[key]
+
+    def _name(self, subject: Subject) -> str:
+        alone = sum(role.trainable for role in self.config.roles) == 1
+        return subject.variant if alone else f"{subject.variant} of role {subject.role.name!r}"
 
     @staticmethod
     def _waived(check: Check, subject: Subject) -> str:

@@ -23,7 +23,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Trial:
-    """A role, its arguments, and the two processes of `data_parallel`; `given` are other samples than the usual ones."""
+    """A role, its arguments, the two processes of `data_parallel`, and samples if they are not the usual ones."""
 
     subject: Subject
     ranks: Ranks = field(compare=False)

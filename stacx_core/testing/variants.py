@@ -81,15 +81,22 @@ def _accepted(config: TrainingConfig, changes: Mapping[str, Any]) -> Args | None
 
 
 def _placeholder(knob: Knob) -> Any:
-    """A value within the knob's bounds that is neither unset nor 0."""
+    """A value that the knob takes and that is neither unset nor 0; None if none is found."""
     if knob.type is bool:
         return True
     if knob.type is str:
         return knob.choices[0] if knob.choices else "exact"
     low = max((bound for bound in (knob.minimum, knob.exclusive_minimum) if bound is not None), default=0)
-    if knob.maximum is not None:
-        return knob.type((low + knob.maximum) / 2)
-    return knob.type(low + (1 if knob.type is int else 0.5))
+    steps = (1, 2, 8) if knob.type is int else (0.5, 0.25, 0.01)
+    return next((value for value in (knob.type(low + step) for step in steps) if _takes(knob, value)), None)
+
+
+def _takes(knob: Knob, value: Any) -> bool:
+    try:
+        knob.validate(value, knob.flag)
+    except ConfigError:
+        return False
+    return True
 
 
 def _gates(config: TrainingConfig) -> list[str]:
@@ -107,7 +114,7 @@ def _everything(config: TrainingConfig) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for _ in range(2):  # A coefficient may be refused before the switch it belongs to is on.
         for name, value in wanted.items():
-            if name not in chosen and _accepted(config, {**chosen, name: value}):
+            if value is not None and name not in chosen and _accepted(config, {**chosen, name: value}):
                 chosen[name] = value
     return chosen
 
@@ -121,7 +128,8 @@ def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any
             yield f"{knob.flag} {'off' if current else 'on'}", {knob.name: not current}
         elif knob.name in _gates(config) and knob.type is not str and not current:
             value = _placeholder(knob)
-            yield f"{knob.flag} {value}", {knob.name: value}
+            if value is not None:
+                yield f"{knob.flag} {value}", {knob.name: value}
         for choice in knob.choices:
             if choice != current:
                 yield f"{knob.flag} {choice}", {knob.name: choice}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import atexit
+from functools import cache
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,15 @@ from stacx_core.recipes import TRAINING_CONFIGS
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.results import CHECKS
 from stacx_core.testing.suite import Suite
+
+
+@cache
+def _ranks() -> Ranks:
+    """The two processes of all classes, which end with the tests."""
+    ranks = Ranks()
+    atexit.register(ranks.stop)
+    ranks.start()
+    return ranks
 
 
 class RecipeConformance:
@@ -24,11 +34,11 @@ class RecipeConformance:
     recipe: ClassVar[str | TrainingConfig]
 
     @pytest.fixture(scope="class")
-    def suite(self) -> Iterator[Suite]:
+    @classmethod
+    def suite(cls) -> Suite:
         """The suite on the recipe of the class."""
-        config = TRAINING_CONFIGS[self.recipe] if isinstance(self.recipe, str) else self.recipe
-        with Ranks() as ranks:
-            yield Suite(config, ranks)
+        config = TRAINING_CONFIGS[cls.recipe] if isinstance(cls.recipe, str) else cls.recipe
+        return Suite(config, _ranks())
 
     @pytest.mark.parametrize("check", CHECKS)
     def test_recipe(self, suite: Suite, check: str) -> None:

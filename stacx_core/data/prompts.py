@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -109,6 +111,25 @@ def _label(value: Any, what: str) -> str:
     return str(value)
 
 
+def fingerprint(rows: Sequence[PromptRow]) -> str:
+    """16 hex digits of a hash of what the rows hold, in their order, wherever the file lies."""
+    digest = hashlib.sha256()
+    for row in rows:
+        # An object that is no JSON counts by its type: its text may hold an address.
+        text = json.dumps([row.prompt, row.label, row.metadata], skipkeys=True, default=lambda v: type(v).__name__)
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+_ORDER = {
+    "rows": "the number of prompt rows",
+    "content": "the fingerprint of the prompt data",
+    "seed": "--seed",
+    "shuffle": "--rollout-shuffle",
+}
+"""What the order of the prompts follows from, as in the state of a `PromptStream`, and how messages call it."""
+
+
 class PromptStream(Generic[Row]):
     """Endless passes over the rows; the order of pass `epoch` depends on the seed and `epoch` alone.
 
@@ -116,14 +137,16 @@ class PromptStream(Generic[Row]):
         rows: at least one.
         seed: the run's seed; each epoch is permuted by the sub-seed ("prompts", epoch).
         shuffle: False keeps the order of the source in every epoch.
+        content: `fingerprint` of the data that the rows were made of.
     """
 
-    def __init__(self, rows: Sequence[Row], seed: int, shuffle: bool) -> None:
+    def __init__(self, rows: Sequence[Row], seed: int, shuffle: bool, content: str) -> None:
         if not rows:
             raise DataError("the prompt data has no row")
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
+        self._content = content
         self._epoch = 0
         self._position = 0
         self._order = self._permutation()
@@ -140,16 +163,34 @@ class PromptStream(Generic[Row]):
             self._position += len(chosen)
         return taken
 
-    def state(self) -> dict[str, int]:
-        """What a checkpoint keeps: `epoch`, `position` within it, and the number of `rows`."""
-        return {"epoch": self._epoch, "position": self._position, "rows": len(self._rows)}
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: `epoch`, `position` within it, and what the order of the prompts follows from."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "rows": len(self._rows),
+            "content": self._content,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken; raises `CheckpointError` when the number of rows has changed."""
-        if state["rows"] != len(self._rows):
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            CheckpointError: the data, the seed or the shuffling is another, so that other prompts would follow.
+        """
+        now = self.state()
+        changes = [
+            f"{name} was {state.get(key)} and is {now[key]}"
+            for key, name in _ORDER.items()
+            if state.get(key) != now[key]
+        ]
+        if changes:
             raise CheckpointError(
-                f"the run was saved with {state['rows']} prompt rows, but the data now has {len(self._rows)}",
-                "resume with the data the run began with",
+                f"cannot resume with other prompts: {'; '.join(changes)}",
+                "resume with the data, --seed and --rollout-shuffle that the run began with",
+                "or start a new run from the weights of the checkpoint, with --hf-checkpoint",
             )
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._permutation()

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
+from stacx_core.data.prompts import PromptRow, PromptStream, fingerprint, load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.errors import DataError
@@ -22,28 +22,37 @@ class SampledRollout:
     """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them
     when a reward is named.
 
-    Each response has its own seed, derived from the run's seed, the rollout and its place in it. Prompts that leave
-    no room for a response are passed over and counted.
+    Each response has its own seed, derived from the run's seed, the rollout and its place in it. All prompts are
+    rendered when the run starts, so that a row which cannot be fails before a model is loaded; those without room for
+    a response are left out and counted. A rollout renders its prompts again: that takes less than keeping the ids of
+    all of them.
 
     Raises:
-        DataError, ConfigError: The prompts or the reward cannot be loaded.
+        DataError, ConfigError: The reward cannot be loaded, a row is malformed, or no prompt is left.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.tokenizer = tokenizer
         self.limit = sequence_limit(args, context_length)
-        rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
-        self.num_prompts = len(rows)
-        self.stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
         self.reward = load_reward(args.rm_type) if args.rm_type else None
+        rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
+        fitting = [row for row in rows if self._fits(self._render(row))]
+        if not fitting:
+            raise DataError(
+                f"{args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
+                f"{args.rollout_max_response_len} within {self.limit} tokens"
+            )
+        self.num_prompts = len(fitting)
+        self.dropped = len(rows) - len(fitting)
+        self.stream = PromptStream(fitting, args.seed, args.rollout_shuffle, fingerprint(rows))
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.rollout.protocol.RollIn`."""
-        prompts, skipped = self._take()
+        prompts = [(row, self._render(row)) for row in self.stream.take(self.args.rollout_batch_size)]
         count = self.args.n_samples_per_prompt
         requests = [
             GenerationRequest(ids, [sub_seed(self.args.seed, "sample", rollout, p, k) for k in range(count)])
@@ -57,25 +66,13 @@ class SampledRollout:
         ]
         if self.reward is not None:
             score(samples, self.reward)
-        return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "skipped_prompts": float(skipped)})
+        return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "dropped_rows": float(self.dropped)})
 
-    def _take(self) -> tuple[list[tuple[PromptRow, list[int]]], int]:
-        """Enough prompts that fit, with their ids; and how many did not."""
-        fitting: list[tuple[PromptRow, list[int]]] = []
-        skipped = 0
-        while len(fitting) < self.args.rollout_batch_size:
-            for row in self.stream.take(self.args.rollout_batch_size - len(fitting)):
-                ids = render_prompt(row, self.tokenizer, self.args.apply_chat_template)
-                if self.limit is not None and len(ids) + self.args.rollout_max_response_len > self.limit:
-                    skipped += 1
-                else:
-                    fitting.append((row, ids))
-            if not fitting and skipped >= self.num_prompts:
-                raise DataError(
-                    f"{self.args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
-                    f"{self.args.rollout_max_response_len} within {self.limit} tokens"
-                )
-        return fitting, skipped
+    def _render(self, row: PromptRow) -> list[int]:
+        return render_prompt(row, self.tokenizer, self.args.apply_chat_template)
+
+    def _fits(self, ids: Sequence[int]) -> bool:
+        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
 
     def state(self) -> dict[str, Any]:
         """The position in the prompts."""

@@ -45,6 +45,8 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
     if start and start["algorithm"] != args.algorithm:
         raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
+    if start:
+        roll_in.restore(start["roll_in"])
     workers = {role.name: _worker(config, role, args, checkpoint) for role in config.roles}
     policy = next((w for w in workers.values() if w.role.sync_to_rollout), next(iter(workers.values())))
     parts = Parts(

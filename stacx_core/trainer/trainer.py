@@ -64,8 +64,6 @@ class StacxTrainer:
         self.tracker = tracker
         self.completed = start["rollout"] if start else 0
         self._saved = self.completed if start else None
-        if start:
-            parts.roll_in.restore(start["roll_in"])
         self._position = parts.roll_in.state()
         self._interrupts = Interrupts()
 

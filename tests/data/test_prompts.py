@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
+from stacx_core.data.prompts import PromptRow, PromptStream, fingerprint, load_prompts
 from stacx_core.errors import CheckpointError, ConfigError, DataError
 
 RECORDS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+3?", "answer": "5", "level": 2}]
@@ -190,52 +191,74 @@ def rows(count: int) -> list[PromptRow]:
     return [PromptRow(f"prompt {index}", None, index) for index in range(count)]
 
 
+def stream(count: int, seed: int = 0, shuffle: bool = True, content: str = "same") -> PromptStream[PromptRow]:
+    return PromptStream(rows(count), seed, shuffle, content)
+
+
 def indices(taken: list[PromptRow]) -> list[int]:
     return [row.index for row in taken]
 
 
 def test_every_epoch_is_a_permutation_of_its_own() -> None:
-    stream = PromptStream(rows(12), seed=0, shuffle=True)
-    first, second = indices(stream.take(12)), indices(stream.take(12))
+    prompts = stream(12)
+    first, second = indices(prompts.take(12)), indices(prompts.take(12))
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second
 
 
 def test_without_shuffling_the_order_of_the_source_repeats() -> None:
-    assert indices(PromptStream(rows(3), seed=0, shuffle=False).take(7)) == [0, 1, 2, 0, 1, 2, 0]
+    assert indices(stream(3, shuffle=False).take(7)) == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_data_smaller_than_a_batch_crosses_epochs() -> None:
-    taken = indices(PromptStream(rows(2), seed=0, shuffle=True).take(7))
+    taken = indices(stream(2).take(7))
     assert [sorted(taken[start : start + 2]) for start in (0, 2, 4)] == [[0, 1]] * 3
 
 
 def test_a_run_resumed_in_the_second_epoch_sees_the_same_prompts() -> None:
-    unbroken = PromptStream(rows(12), seed=3, shuffle=True)
+    unbroken = stream(12, seed=3)
     for _ in range(4):
         unbroken.take(4)
-    resumed = PromptStream(rows(12), seed=3, shuffle=True)
+    resumed = stream(12, seed=3)
     resumed.restore(unbroken.state())
-    assert unbroken.state() == {"epoch": 1, "position": 4, "rows": 12}
+    assert (unbroken.state()["epoch"], unbroken.state()["position"]) == (1, 4)
     assert [indices(resumed.take(4)) for _ in range(4)] == [indices(unbroken.take(4)) for _ in range(4)]
 
 
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32))
 def test_the_order_does_not_depend_on_how_it_is_taken(size: int, before: int, after: int, seed: int) -> None:
-    whole = indices(PromptStream(rows(size), seed, shuffle=True).take(before + after))
-    broken = PromptStream(rows(size), seed, shuffle=True)
+    whole = indices(stream(size, seed).take(before + after))
+    broken = stream(size, seed)
     assert indices(broken.take(before)) == whole[:before]
-    resumed = PromptStream(rows(size), seed, shuffle=True)
+    resumed = stream(size, seed)
     resumed.restore(broken.state())
     assert indices(resumed.take(after)) == whole[before:]
 
 
-def test_resuming_on_other_data_is_refused() -> None:
-    state: dict[str, Any] = PromptStream(rows(12), 0, True).state()
-    with pytest.raises(CheckpointError, match="saved with 12 prompt rows, but the data now has 11"):
-        PromptStream(rows(11), 0, True).restore(state)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (stream(11), "the number of prompt rows was 12 and is 11"),
+        (stream(12, content="else"), "the fingerprint of the prompt data was same and is else"),
+        (stream(12, seed=7), "--seed was 0 and is 7"),
+        (stream(12, shuffle=False), "--rollout-shuffle was True and is False"),
+    ],
+)
+def test_resuming_with_another_order_of_prompts_is_refused(other: PromptStream[PromptRow], message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot resume with other prompts: {message}\n"):
+        other.restore(stream(12).state())
+    assert other.state()["position"] == 0
+
+
+def test_the_fingerprint_is_of_what_the_rows_hold_and_of_their_order() -> None:
+    row = PromptRow("1+1?", "2", 0, {"level": 1, "day": date(2024, 1, 2)}, "here.jsonl, line 1")
+    elsewhere = replace(row, where="there.jsonl, line 3")
+    others = [replace(row, prompt="1+2?"), replace(row, label="3"), replace(row, metadata={"level": 2})]
+    assert fingerprint([row]) == fingerprint([elsewhere])
+    assert len({fingerprint([row]), *(fingerprint([other]) for other in others)}) == 4
+    assert fingerprint([row, others[0]]) != fingerprint([others[0], row])
 
 
 def test_a_stream_needs_a_row() -> None:
     with pytest.raises(DataError, match="has no row"):
-        PromptStream([], 0, True)
+        PromptStream([], 0, True, "")

@@ -69,6 +69,7 @@ def _row(record: Any, where: str, index: int, input_key: str, label_key: str | N
     label = None
     if label_key is not None:
         label = _label(_field(record, label_key, "label_key", where), f"{where}: {label_key!r}")
+    _require_text([prompt, label], where)
     metadata = {key: value for key, value in record.items() if key not in (input_key, label_key)}
     return PromptRow(prompt, label, index, metadata, where)
 
@@ -99,6 +100,17 @@ def _message(value: Any, what: str) -> Message:
         if not isinstance(value.get(key), str):
             raise DataError(f"{what}: {key!r} must be a string, not {type(value.get(key)).__name__}")
     return {key: entry for key, entry in value.items() if entry is not None}
+
+
+def _require_text(value: Any, where: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can write and no tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(
+            f"{where}: the prompt or the label holds {half!r}, half a surrogate pair, no character"
+        ) from error
 
 
 def _label(value: Any, what: str) -> str:

@@ -11,7 +11,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from stacx_core.backends.model import DTYPES, context_length, load_model, load_tokenizer, pick_device
+from stacx_core.backends.model import (
+    DTYPES,
+    context_length,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    recompute_activations,
+)
 from stacx_core.config import ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
@@ -104,7 +111,9 @@ def free_cores() -> int:
     ``OMP_NUM_THREADS`` overrides it, so that processes sharing a machine can be told their share.
     """
     told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdigit() and int(told) else max(len(os.sched_getaffinity(0)) // 2, 1)
+    if told.isdigit() and int(told):
+        return min(int(told), os.cpu_count() or 1)
+    return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
 def _worker(config: TrainingConfig, role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
@@ -119,7 +128,7 @@ def _worker(config: TrainingConfig, role: ModelRole, args: Args, checkpoint: Pat
         source = str(checkpoint / role.name)
     model = load_model(source, DTYPES[args.dtype], pick_device(args.device))
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]
+        recompute_activations(model)
     worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
     if checkpoint and worker.optimizer is not None:
         worker.optimizer.load_state_dict(_load_state(checkpoint / f"{role.name}.optimizer.pt"))

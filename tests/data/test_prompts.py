@@ -131,6 +131,12 @@ def test_a_wrong_reasoning_gym_source_is_named(source: str, message: str) -> Non
             '{"question": [{"role": "user"}], "answer": "2"}',
             "message 1: 'content' must be a string, not NoneType",
         ),
+        (
+            r'{"question": "1 \ud800", "answer": "2"}',
+            r"line 2: the prompt or the label holds '\\ud800', half a surrogate",
+        ),
+        (r'{"question": "1", "answer": "\udfff2"}', r"line 2: the prompt or the label holds '\\udfff'"),
+        (r'{"question": [{"role": "user", "content": "\ud83d"}], "answer": "2"}', r"holds '\\ud83d'"),
         ('{"question": "1", "answer": NaN}', "line 2: 'answer' is nan; a label must be finite"),
         ('{"question": "1", "answer": null}', "line 2: 'answer' must be a string or a number, not NoneType"),
         ('{"question": "1", "answer": true}', "line 2: 'answer' must be a string or a number, not bool"),
@@ -154,8 +160,30 @@ def test_a_malformed_parquet_row_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     path.write_text("no")
-    with pytest.raises(DataError, match="not a Parquet file"):
+    with pytest.raises(DataError, match=r"data\.parquet is damaged, or not what its name says: "):
         load(path)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS), path, row_group_size=1, compression="none")
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:offset] + b"\xff" * 8 + content[offset + 8 :])
+    with pytest.raises(DataError, match=r"data\.parquet is damaged, or not what its name says: "):
+        load(path)
+
+
+def test_a_damaged_dataset_folder_is_named(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "set")
+    file = next((tmp_path / "set").glob("*.arrow"))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match="set is damaged, or not what its name says: "):
+        load(tmp_path / "set")
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    assert load(jsonl(tmp_path, r'{"question": "\ud83d\ude00", "answer": "2"}'))[0].prompt == "\U0001f600"
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ def test_a_printed_configuration_prints_itself_again(stacx: Any, tmp_path: Path)
     assert f"seed = 7  # config file {tmp_path / 'run.toml'}" in second.out
 
 
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_empty_sections(stacx: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[recipe]\nalgorithm = "sft"\n[plugins]\n[grpo]\n', encoding="utf-8-sig")
+    done = stacx("train", "--config", tmp_path / "run.toml", "--print-config")
+    assert done.code == 0, done.err
+    assert "eps_clip" not in done.out
+
+
 def test_flag_beats_variable_beats_file(stacx: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[recipe]\nalgorithm = "grpo"\n[rollout]\nn_samples_per_prompt = 5\n')

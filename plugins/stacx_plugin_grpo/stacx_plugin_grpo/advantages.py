@@ -29,7 +29,7 @@ def group_advantages(batch: Batch, args: Args) -> dict[str, float]:
         ``advantage_mean``, ``advantage_std`` and ``advantage_abs_max``, over the samples that are trained on.
 
     Raises:
-        NonFiniteError: a reward that is trained on is NaN or infinite.
+        NonFiniteError: a reward that is trained on is NaN, or beyond float32.
         BatchError: a group of one under ``--group-of-one error``.
     """
     trained = [bool(mask.any()) for mask in batch["loss_masks"]]

@@ -24,6 +24,8 @@ STD_EPSILON = 1e-6
 ROUNDING = 1e-8
 """Rewards of a group that differ by less than this, relative to the largest, are the same reward."""
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 class PolicyLoss(NamedTuple):
     """Per-token results of ``ppo_clip_loss``, all ``[N]``; only ``loss`` carries a gradient."""
@@ -185,15 +187,18 @@ def compute_grpo_advantages(
         ``[B]`` float32, for every sample, those without a vote included.
 
     Raises:
-        NonFiniteError: a reward is NaN or infinite.
+        NonFiniteError: a reward is NaN, or beyond float32.
         BatchError: a group of one with ``group_of_one`` "error".
         ValueError: another ``group_of_one``.
     """
     if group_of_one not in ("zero", "raw", "error"):
         raise ValueError(f"group_of_one is {group_of_one!r}; choose zero, raw or error")
     for i, reward in enumerate(rewards):
-        if not math.isfinite(reward):
-            raise NonFiniteError(f"the reward of sample {i} (group {group_indices[i]}) is {reward}")
+        if not abs(reward) <= LARGEST:
+            raise NonFiniteError(
+                f"the reward of sample {i} (group {group_indices[i]}) is {reward}; "
+                f"advantages are float32, so a reward must lie within +-{LARGEST:.3g}"
+            )
     statistics = group_statistics(rewards, group_indices, rollout_ids, votes)
     lonely = [group for group, of_group in statistics.items() if of_group.voters == 1]
     if lonely and group_of_one == "error":

@@ -101,10 +101,14 @@ def test_a_group_in_which_nobody_votes_gets_zero() -> None:
     assert compute_grpo_advantages([1, 2], [0, 0], votes=[False, False]).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e155, -3.5e38])
 def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
     with pytest.raises(NonFiniteError, match=r"sample 1 \(group 3\)"):
         compute_grpo_advantages([1.0, reward], [3, 3])
+
+
+def test_the_largest_rewards_have_finite_advantages() -> None:
+    assert compute_grpo_advantages([3.4e38, -3.4e38], [0, 0]).tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
 
 
 def test_no_samples() -> None:

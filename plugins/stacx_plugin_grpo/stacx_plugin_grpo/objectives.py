@@ -147,7 +147,16 @@ def group_statistics(
 
     Args:
         rewards, group_indices, rollout_ids, votes: one entry per sample, as for ``compute_grpo_advantages``.
+
+    Raises:
+        NonFiniteError: a reward is NaN, or beyond float32.
     """
+    for i, reward in enumerate(rewards):
+        if not abs(reward) <= LARGEST:
+            raise NonFiniteError(
+                f"the reward of sample {i} (group {group_indices[i]}) is {reward}; "
+                f"advantages are float32, so a reward must lie within +-{LARGEST:.3g}"
+            )
     keys = range(len(rewards)) if rollout_ids is None else rollout_ids
     siblings: dict[int, dict[int, list[float]]] = {group: {} for group in group_indices}
     for i, (reward, group, key) in enumerate(zip(rewards, group_indices, keys, strict=True)):
@@ -193,12 +202,6 @@ def compute_grpo_advantages(
     """
     if group_of_one not in ("zero", "raw", "error"):
         raise ValueError(f"group_of_one is {group_of_one!r}; choose zero, raw or error")
-    for i, reward in enumerate(rewards):
-        if not abs(reward) <= LARGEST:
-            raise NonFiniteError(
-                f"the reward of sample {i} (group {group_indices[i]}) is {reward}; "
-                f"advantages are float32, so a reward must lie within +-{LARGEST:.3g}"
-            )
     statistics = group_statistics(rewards, group_indices, rollout_ids, votes)
     lonely = [group for group, of_group in statistics.items() if of_group.voters == 1]
     if lonely and group_of_one == "error":

@@ -228,9 +228,12 @@ def test_rewards_can_be_used_as_they_are() -> None:
     assert torch.cat(batch["advantages"]).tolist() == [1.0, -3.0]
 
 
-def test_a_trained_reward_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("disable_rewards_normalization", [False, True])
+@pytest.mark.parametrize("reward", [float("nan"), 1e155])
+def test_a_trained_reward_that_is_no_float32_is_refused(reward: float, disable_rewards_normalization: bool) -> None:
+    given = arguments(disable_rewards_normalization=disable_rewards_normalization)
     with pytest.raises(NonFiniteError, match="sample 1"):
-        group_advantages(whole_batch([1.0, float("nan")], [[1], [1]]), arguments())
+        group_advantages(whole_batch([1.0, reward], [[1], [1]]), given)
 
 
 def test_a_batch_without_trained_tokens_has_finite_metrics() -> None:

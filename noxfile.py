@@ -26,7 +26,11 @@ CI_SESSIONS = ("lint", "types", "docs", "wheels")
 nox.needs_version = ">=2025.5"
 nox.options.sessions = CI_SESSIONS
 
-RECIPES = {"stacx-core": ["sft"], "stacx-plugin-grpo": ["grpo"], "stacx-plugin-reinforce": ["reinforce"]}
+RECIPES = {
+    "stacx-core": ["sft"],
+    "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
+    "stacx-plugin-reinforce": ["reinforce"],
+}
 """Distribution -> the recipes it brings, which its wheel must list beside the host's and no others."""
 
 TEST_TOOLS = ("hypothesis", "pytest")

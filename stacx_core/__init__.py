@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stacx_core.knobs import Args, Knob
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
-    from stacx_core.specialization import CausalDecoderSpecialization, Specialization
+    from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
@@ -57,7 +57,7 @@ _HOME = {
     "stacx_core.knobs": ("Args", "Knob"),
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
-    "stacx_core.specialization": ("CausalDecoderSpecialization", "Specialization"),
+    "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -81,6 +81,7 @@ __all__ = [
     "RecipeError",
     "RewardError",
     "Sample",
+    "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
     "TrainingConfig",

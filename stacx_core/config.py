@@ -17,6 +17,9 @@ from stacx_core.errors import RecipeError, nearest
 if TYPE_CHECKING:
     from stacx_core.knobs import Args, Knob
 
+PARALLELISMS = ("data_parallel", "tensor_parallel", "context_parallel", "pipeline_parallel")
+"""Ways to spread a role over processes, as `TrainingConfig.supports` names them."""
+
 OBJECT_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -64,11 +67,14 @@ class ModelRole:
         sync_to_rollout: push this role's weights to the rollout engine after every step; one role at most.
         trainable: False for a frozen model.
         pool: name of the role whose devices this one shares.
-        load_arg: knob that names this role's checkpoint; None means `hf_checkpoint`.
+        load_arg: knob that names this role's checkpoint; None, or that knob unset, means `hf_checkpoint`.
         head: "lm" for logits over the vocabulary, "scalar" for one value per position.
         reads: batch key -> names of knobs any of which, when truthy, makes the role read it; () means always.
         prepare: whole-batch stages in order, run before any split: functions `(batch, args) -> metrics`, or
             references to them. They add keys such as `advantages` to the batch in place.
+        overrides: host knob -> knob of the recipe that this role uses in its place when it is set, as in
+            {"lr": "critic_lr"}.
+        frozen_for: name of a whole-number knob; the role is not trained in that many first rollouts.
     """
 
     name: str
@@ -80,9 +86,11 @@ class ModelRole:
     head: Literal["lm", "scalar"] = "lm"
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     prepare: tuple[str | Callable[[dict[str, Any], Args], dict[str, float]], ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    frozen_for: str | None = None
 
     def __post_init__(self) -> None:
-        _freeze(self, "reads", "prepare")
+        _freeze(self, "reads", "prepare", "overrides")
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,8 @@ class TrainingConfig:
         rollout_fields: batch keys the rollout must deliver.
         knobs: the knobs this recipe declares beside the host's.
         check_args: called with the resolved args before a run; raises `ConfigError` on a bad combination.
+        supports: kinds of parallelism under which the recipe's losses are right, of `PARALLELISMS`; a run that
+            asks for another kind is refused.
 
     Raises:
         RecipeError: naming the recipe, the field, the value and what would be right.
@@ -141,11 +151,12 @@ class TrainingConfig:
     rollout_fields: tuple[str, ...] = ()
     knobs: tuple[Knob, ...] = ()
     check_args: Callable[[Args], None] | str | None = None
+    supports: tuple[str, ...] = ("data_parallel",)
 
     def __post_init__(self) -> None:
         from stacx_core.config_checks import check_recipe
 
-        _freeze(self, "roles", "syncs", "defaults", "requires", "rollout_fields", "knobs")
+        _freeze(self, "roles", "syncs", "defaults", "requires", "rollout_fields", "knobs", "supports")
         check_recipe(self)
 
 

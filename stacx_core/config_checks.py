@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stacx_core.batch_keys import BATCH_KEYS
-from stacx_core.config import OBJECT_REFERENCE, DataSync, FrozenMapping, ModelRole, TrainingConfig
+from stacx_core.config import OBJECT_REFERENCE, PARALLELISMS, DataSync, FrozenMapping, ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError, RecipeError, nearest
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Knob
@@ -55,6 +55,8 @@ def _own_fields(config: TrainingConfig) -> Iterator[Problem]:
         yield "knobs", config.knobs, "it must be a tuple of Knob, as in (Knob(...),)"
     if config.check_args is not None and not _is_function(config.check_args):
         yield "check_args", config.check_args, "it must be a function of args or an object reference to one"
+    if not _is_tuple_of(lambda kind: kind in PARALLELISMS, config.supports):
+        yield "supports", config.supports, f"it must be a tuple of {', '.join(PARALLELISMS)}"
 
 
 def _roles(config: TrainingConfig) -> Iterator[Problem]:
@@ -88,6 +90,10 @@ def _role_fields(role: ModelRole) -> Iterator[Problem]:
             yield f"reads[{key!r}]", knobs, "it must be a tuple of knob names, () for always"
     if not _is_tuple_of(_is_function, role.prepare):
         yield "prepare", role.prepare, "it must be a tuple of functions or object references to them"
+    if not isinstance(role.overrides, FrozenMapping) or not all(map(_is_identifier, role.overrides.values())):
+        yield "overrides", role.overrides, "it must map host knobs to knobs, as in {'lr': 'critic_lr'}"
+    if role.frozen_for is not None and not _is_identifier(role.frozen_for):
+        yield "frozen_for", role.frozen_for, "it must be the name of a knob, as in 'num_critic_only_steps'"
 
 
 def _rollout_push(config: TrainingConfig) -> Iterator[Problem]:
@@ -178,11 +184,20 @@ def _knobs(config: TrainingConfig) -> Iterator[Problem]:
     for where, name in _knob_names(config):
         if name not in known:
             yield where, name, f"neither the host nor the recipe declares that knob{nearest(name, known)}"
+    yield from _counting_knobs(config, known)
     for name, value in config.defaults.items():
         try:
             known[name].validate(value, f"defaults[{name!r}]")
         except ConfigError as error:
             yield f"defaults[{name!r}]", value, str(error)
+
+
+def _counting_knobs(config: TrainingConfig, known: dict[str, Knob]) -> Iterator[Problem]:
+    for role in config.roles:
+        if role.frozen_for is not None and known[role.frozen_for].type is not int:
+            yield f"roles[{role.name!r}].frozen_for", role.frozen_for, "it must name a whole-number knob"
+        if role.frozen_for is not None and not role.trainable:
+            yield f"roles[{role.name!r}].frozen_for", role.frozen_for, "a role with trainable=False is never trained"
 
 
 def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:
@@ -192,6 +207,10 @@ def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:
     for role in config.roles:
         if role.load_arg is not None:
             yield f"roles[{role.name!r}].load_arg", role.load_arg
+        if role.frozen_for is not None:
+            yield f"roles[{role.name!r}].frozen_for", role.frozen_for
+        for pair in role.overrides.items():
+            yield from ((f"roles[{role.name!r}].overrides", name) for name in pair)
         for key, names in role.reads.items():
             yield from ((f"roles[{role.name!r}].reads[{key!r}]", name) for name in names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
 
 
@@ -62,12 +63,20 @@ _ROLLOUT = (
          check=lambda k: "must be -1 or at least 1" if k == 0 else None),
     Knob("rollout_max_response_len", int, 256, "Most new tokens of a response.", "rollout", minimum=1),
     Knob("rollout_max_running", int, 256, "Most responses decoded together.", "rollout", minimum=1),
+    Knob("dynamic_sampling_filter", str, None, "Keep only groups that pass, and sample more prompts in place of the "
+         "others: reward_std (their rewards differ), or package.module:function of a group's samples.", "rollout"),
+    Knob("dynamic_sampling_max_rounds", int, 10, "Most rounds of sampling in one rollout.", "rollout", minimum=1),
+    Knob("dynamic_sampling_exhausted", str, "short", "After the last round: train on the groups there are, or stop.",
+         "rollout", choices=("short", "raise")),
 )  # fmt: skip
 
 _REWARD = (
-    Knob("rm_type", str, None, "Reward: gsm8k, exact, reasoning_gym or package.module:function.", "reward"),
+    Knob("rm_type", str, None, "Reward: gsm8k, exact, reasoning_gym, model (see --rm-load) or "
+         "package.module:function.", "reward"),
+    Knob("rm_load", str, None, "Hugging Face folder or hub id of the reward model of --rm-type model.", "reward"),
+    Knob("eval_rm_type", str, None, "Reward of evaluations; unset takes --rm-type.", "reward"),
     Knob("reward_key", str, None, "Which entry of a reward that is a dictionary.", "reward"),
-)
+)  # fmt: skip
 
 _OPTIMIZER = (
     Knob("optimizer", str, "adam", "Optimizer: AdamW or plain SGD.", "optimizer", choices=("adam", "sgd")),
@@ -98,9 +107,11 @@ _TRAINER = (
          minimum=1),
     Knob("max_tokens_per_gpu", int, 4096, "Tokens per packed forward.", "trainer", minimum=1),
     Knob("loss_aggregation", str, "sample_mean", "How per-token losses become one number.", "trainer",
-         choices=("sample_mean", "token_mean", "seq_mean_token_sum", "constant")),
+         choices=tuple(AGGREGATIONS)),
     Knob("calculate_per_token_loss", bool, False, "The same as --loss-aggregation token_mean.", "trainer"),
     Knob("mask_truncated", bool, False, "Do not train on responses that were cut at the limit.", "trainer"),
+    Knob("check_loss_invariance", bool, False, "Before training, cut the first rollout three ways into micro-batches "
+         "and stop if the gradients differ.", "trainer"),
     Knob("log_probs_chunk_size", int, None, "Rows of logits turned into log-probs at a time; unset takes as many as "
          "make two million logits.", "trainer", minimum=1),
     Knob("seed", int, 1234, "The one seed; every use of randomness derives its own from it.", "trainer", minimum=0),

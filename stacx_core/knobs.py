@@ -212,7 +212,7 @@ class ConfigFile:
 
         Args:
             knobs: The knobs of the host and the recipe.
-            elsewhere: Keys of knobs of other recipes, with the name of the recipe, for the message.
+            elsewhere: Keys of knobs of other recipes, with the recipes that have it, for the message.
 
         Raises:
             ConfigError: A section or a key is unknown, a key is of another recipe, or its value is refused.
@@ -236,8 +236,7 @@ class ConfigFile:
     def _unknown(self, key: str, name: str, by_key: Mapping[str, Knob], elsewhere: Mapping[str, str]) -> str:
         if key in elsewhere:
             return (
-                f"config file {self.path}: {key} is a knob of recipe {elsewhere[key]!r}, "
-                "which this run does not use; remove it"
+                f"config file {self.path}: {key} is a knob of {elsewhere[key]}, which this run does not use; remove it"
             )
         home = [k for k, knob in by_key.items() if knob.name == name]
         hint = f" (it belongs in [{by_key[home[0]].section}])" if home else nearest(key, by_key)
@@ -252,7 +251,7 @@ def environment_values(
     Args:
         knobs: The knobs of the host and the recipe.
         environment: The process environment.
-        elsewhere: Variables of knobs of other recipes, with the name of the recipe, for the message.
+        elsewhere: Variables of knobs of other recipes, with the recipes that have it, for the message.
 
     Raises:
         ConfigError: A variable is unknown, belongs to another recipe, or its value is refused.
@@ -266,7 +265,7 @@ def environment_values(
             found[by_env[variable].name] = by_env[variable].parse(text, f"environment variable {variable}")
         elif variable in elsewhere:
             raise ConfigError(
-                f"environment variable {variable} is a knob of recipe {elsewhere[variable]!r}, "
+                f"environment variable {variable} is a knob of {elsewhere[variable]}, "
                 "which this run does not use; unset it"
             )
         else:

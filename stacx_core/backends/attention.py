@@ -66,15 +66,18 @@ class PackedLayout:
         device: Where the projections live.
         places: ``[sum(lengths)]`` int64 on the CPU, where each token of each sequence stands among the T tokens of
             the input; sequences may have tokens in common. By default they lie end to end.
+        size: T, when there are tokens behind the last place, whose output does not matter.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device, places: Tensor | None = None) -> None:
+    def __init__(
+        self, lengths: Sequence[int], device: torch.device, places: Tensor | None = None, size: int | None = None
+    ) -> None:
         self.longest = max(lengths, default=0)
         self.layers_seen: set[int] = set()
         places = torch.arange(sum(lengths)) if places is None else places
         own = places.split(list(lengths))
         self._groups: list[tuple[Tensor | None, int, int]] = []
-        found = torch.empty(int(places.max()) + 1, dtype=torch.int64)
+        found = torch.zeros(size or int(places.max()) + 1, dtype=torch.int64)
         offset = 0
         for members in _similar(lengths):
             width = max(lengths[i] for i in members)

@@ -1,19 +1,33 @@
-"""Loading and running a Hugging Face causal language model on packed batches."""
+"""Loading and running a Hugging Face language model, with its own head or a scalar one, on packed batches."""
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from stacx_core.backends.attention import IMPLEMENTATION, AttentionLayout, PackedLayout
 from stacx_core.backends.hub import work_offline_unless_it_answers
+from stacx_core.backends.linear import use_onednn
 from stacx_core.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+SCALAR_HEAD = "score"
+"""Name that Transformers gives the head of its sequence-classification models."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -77,26 +91,37 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConf
             )
 
 
-def load_model(checkpoint: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """A causal LM that runs on packed batches.
+def load_model(
+    checkpoint: str, dtype: torch.dtype, device: torch.device, head: Literal["lm", "scalar"] = "lm"
+) -> nn.Module:
+    """A model that runs on packed batches.
+
+    A scalar head that the checkpoint does not bring starts at zero, so that every value is 0 before training.
 
     Raises:
         ModelError: The checkpoint cannot be read, lacks weights, or its attention cannot be packed.
     """
     _check_folder(checkpoint)
+    kind, extra = (
+        (AutoModelForCausalLM, {}) if head == "lm" else (AutoModelForSequenceClassification, {"num_labels": 1})
+    )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+        loaded: Any = kind.from_pretrained(
+            checkpoint, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **extra
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load a causal language model from {checkpoint!r}: {error}") from error
+        raise ModelError(f"cannot load a language model with head {head!r} from {checkpoint!r}: {error}") from error
     model: nn.Module = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
+    absent = set(loaded[1]["missing_keys"])
+    if head == "scalar":
+        absent -= _start_at_zero(model, absent)
+    missing = sorted(absent)
     if missing:
         raise ModelError(
             f"{checkpoint!r} lacks {len(missing)} weights, first {missing[0]!r}; the checkpoint is not whole"
         )
     model.to(device)
+    use_onednn(model)
     check_packing(model)
     return model
 
@@ -106,6 +131,22 @@ def recompute_activations(model: nn.Module) -> None:
     # Transformers renamed the method within version 5.
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
+
+
+def _start_at_zero(model: nn.Module, missing: set[str]) -> set[str]:
+    """Zero what the checkpoint lacks of the scalar head; returns its names.
+
+    Raises:
+        ModelError: The architecture keeps its head somewhere else.
+    """
+    score = getattr(model, SCALAR_HEAD, None)
+    if not isinstance(score, nn.Linear) or score.out_features != 1:
+        raise ModelError(f"{type(model).__name__} has no linear head {SCALAR_HEAD!r} with one output")
+    fresh = {name for name in missing if name.startswith(f"{SCALAR_HEAD}.")}
+    if fresh:
+        logger.info("the scalar head of %s starts at zero", type(model).__name__)
+        nn.init.zeros_(score.weight)
+    return fresh
 
 
 def _check_folder(checkpoint: str) -> None:
@@ -153,18 +194,24 @@ def forward(
     layout: AttentionLayout,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Logits of packed or decoded tokens.
+    """Logits, or the values of a scalar head, of packed or decoded tokens.
 
     Args:
         model: From :func:`load_model`.
         tokens: ``[B, T]`` int64.
         positions: ``[B, T]`` int64, from 0 within each sequence.
         layout: What may attend to what.
-        rows: Positions along T to compute logits for; all by default.
+        rows: Positions along T to compute the head for; all by default.
 
     Returns:
-        ``[B, T or len(rows), V]`` in the model's dtype.
+        ``[B, T or len(rows), V]`` in the model's dtype, with V = 1 for a scalar head.
     """
+    if hasattr(model, SCALAR_HEAD):
+        hidden = model.base_model(  # type: ignore[operator]
+            input_ids=tokens, position_ids=positions, use_cache=False, attention_layout=layout
+        ).last_hidden_state
+        values: Tensor = model.score(hidden if rows is None else hidden[:, rows])  # type: ignore[operator]
+        return values
     kept: dict[str, Any] = {} if rows is None else {"logits_to_keep": rows}
     output = model(input_ids=tokens, position_ids=positions, use_cache=False, attention_layout=layout, **kept)
     logits: Tensor = output.logits

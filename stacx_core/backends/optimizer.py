@@ -77,6 +77,11 @@ class RoleOptimizer:
         """The global L2 norm of the accumulated gradients."""
         return float(torch.nn.utils.get_total_norm([m.grad for _, m in self._pairs if m.grad is not None]))
 
+    def gradient(self) -> Tensor:
+        """The accumulated gradients in one vector, a parameter without one as zeros."""
+        parts = [torch.zeros_like(m) if m.grad is None else m.grad for _, m in self._pairs]
+        return torch.cat([part.flatten() for part in parts])
+
     def step(self, gradient_norm: float, total_updates: int) -> float:
         """Clip, update the weights, count the update; returns the learning rate used."""
         lr = learning_rate(self.args, self.updates, total_updates)

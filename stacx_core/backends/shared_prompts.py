@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def share_prompts(
-    tokens: Sequence[int], total_lengths: Sequence[int], response_lengths: Sequence[int]
+    tokens: Sequence[int], total_lengths: Sequence[int], response_lengths: Sequence[int], multiple: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Which packed tokens to compute when equal prompts are computed once.
 
@@ -19,9 +19,10 @@ def share_prompts(
     Args:
         tokens: T token ids of the samples, end to end.
         total_lengths, response_lengths: Of each sample; what is in front of the response is its prompt.
+        multiple: The first token is repeated until U is a multiple of this.
 
     Returns:
-        ``kept`` int64 ``[U]``, ascending positions among the T tokens, and ``places`` int64 ``[T]``, for each of the T
+        ``kept`` int64 ``[U]``, positions among the T tokens, and ``places`` int64 ``[T]``, for each of the T
         tokens the index into ``kept`` of the one that stands for it. Without equal prompts both count from 0 to T - 1.
     """
     kept: list[int] = []
@@ -38,4 +39,5 @@ def share_prompts(
         places.extend(range(len(kept), len(kept) + response))
         kept.extend(range(middle, end))
         start = end
+    kept.extend([0] * (-len(kept) % multiple))
     return torch.tensor(kept, dtype=torch.int64), torch.tensor(places, dtype=torch.int64)

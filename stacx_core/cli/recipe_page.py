@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
 from typing import Any
 
 import click
 
+from stacx_core.aggregations import AGGREGATIONS, SYMBOLS
 from stacx_core.batch_keys import BATCH_KEYS, PRODUCERS
 from stacx_core.cli.listing import sync_text
 from stacx_core.cli.options import Session, config_option, json_option, plugin_options
@@ -66,11 +71,41 @@ def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
         ],
         "batch_keys": _batch_keys(config),
         "advantage_pipeline": [
-            {"role": role.name, "stage": _reference(stage)} for role in config.roles for stage in role.prepare
+            {"role": role.name, "stage": _reference(stage), "does": _summary(stage)}
+            for role in config.roles
+            for stage in role.prepare
         ],
-        "aggregation": next(row for row in _knobs(provided) if row["name"] == AGGREGATION_KNOB),
+        "aggregation": _aggregation(config),
         "knobs": _knobs(provided),
     }
+
+
+def _aggregation(config: TrainingConfig) -> dict[str, Any]:
+    knob = next(knob for knob in HOST_KNOBS if knob.name == AGGREGATION_KNOB)
+    name = config.defaults.get(knob.name, knob.default)
+    return {
+        "default": name,
+        "recipe_default": knob.name in config.defaults,
+        "formula": AGGREGATIONS[name],
+        "symbols": SYMBOLS,
+        "flag": knob.flag,
+        "choices": list(knob.choices),
+    }
+
+
+def _summary(stage: Any) -> str:
+    """Return the first line of a stage's docstring, read from its source so that nothing imports torch."""
+    if not isinstance(stage, str):
+        return (inspect.getdoc(stage) or "").partition("\n")[0]
+    module, _, name = stage.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    except (ImportError, OSError, UnicodeDecodeError):
+        return ""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    texts = [ast.get_docstring(node) or "" for node in functions if node.name == name]
+    return texts[0].partition("\n")[0] if texts else ""
 
 
 def _role(role: ModelRole) -> dict[str, Any]:
@@ -162,11 +197,16 @@ def _print_page(page: dict[str, Any]) -> None:
         ],
     )
     print_title("Advantage pipeline, over the whole batch before any split")
-    stages = [f"{i}. {row['role']}: {row['stage']}" for i, row in enumerate(page["advantage_pipeline"], start=1)]
-    click.echo("\n".join(stages) or "none")
+    for i, row in enumerate(page["advantage_pipeline"], start=1):
+        click.echo(f"{i}. {row['role']}: {row['stage']}")
+        click.echo(f"   {row['does']}")
+    if not page["advantage_pipeline"]:
+        click.echo("none")
     print_title("Aggregation")
     aggregation = page["aggregation"]
     click.echo(f"{aggregation['default']} ({aggregation['flag']}: {', '.join(aggregation['choices'])})")
+    click.echo(f"loss of a step = {aggregation['formula']}")
+    click.echo(aggregation["symbols"])
     print_title("Rollout")
     click.echo(f"{page['rollout']}, delivers {', '.join(page['rollout_fields']) or 'tokens and rewards'}")
     click.echo(f"must be set: {', '.join(page['requires']) or 'nothing'}")

@@ -57,9 +57,8 @@ class TrainCommand(click.Command):
     def _unknown(self, ctx: click.Context, option: str) -> str:
         flags = [flag for param in self.get_params(ctx) for flag in param.opts]
         recipe = ctx.meta["recipe"].name
-        for name, config in TRAINING_CONFIGS.items():
-            if any(knob.flag == option for knob in config.knobs):
-                return f"{option} is a knob of recipe {name!r}, which this run of {recipe!r} does not use"
+        if option in ctx.meta["elsewhere"]:
+            return f"{option} is a knob of {ctx.meta['elsewhere'][option]}, which this run of {recipe!r} does not use"
         return f"no option {option} for recipe {recipe!r}{nearest(option, flags)}"
 
 
@@ -127,9 +126,18 @@ def parse_selection(args: Sequence[str], file: ConfigFile | None) -> Args:
 
 
 def _knobs_elsewhere(recipe: str) -> dict[str, str]:
-    """Environment variable and config key -> recipe, for the knobs of all other recipes."""
-    others = [(name, knob) for name, c in TRAINING_CONFIGS.items() if name != recipe for knob in c.knobs]
-    return {spelling: name for name, knob in others for spelling in (knob.env, knob.key)}
+    """Flag, environment variable and config key -> the recipes, in words, for the knobs of all other recipes."""
+    owners: dict[str, list[str]] = {}
+    for name, config in TRAINING_CONFIGS.items():
+        for knob in config.knobs if name != recipe else ():
+            for spelling in (knob.flag, knob.env, knob.key):
+                owners.setdefault(spelling, []).append(name)
+    return {spelling: in_words(names) for spelling, names in owners.items()}
+
+
+def in_words(recipes: Sequence[str]) -> str:
+    """``recipe 'a'``, or ``recipes 'a', 'b'``."""
+    return f"recipe{'s' if len(recipes) > 1 else ''} {', '.join(map(repr, recipes))}"
 
 
 def _option(knob: Knob) -> click.Option:

@@ -101,6 +101,9 @@ def _rollout_mask_sums(masks: Sequence[Tensor], rollout_ids: Sequence[int]) -> l
 def _add_optional(batch: Batch, samples: Sequence[Sample], reward_key: str | None) -> None:
     if _present(samples, "group_index", of_removed=True):
         batch["group_indices"] = [sample.group_index for sample in samples]
+    for name, key in (("pair_id", "pair_ids"), ("is_chosen", "is_chosen")):
+        if _present(samples, name, of_removed=True):
+            batch[key] = [getattr(sample, name) for sample in samples]
     if _present(samples, "reward"):
         batch["raw_reward"] = [_reward(sample, reward_key) for sample in samples]
         batch["rewards"] = list(batch["raw_reward"])

@@ -46,6 +46,7 @@ class Sample:
         status: how generation ended.
         remove_sample: keep the sample out of the loss and out of its group's statistics.
         metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
+        pair_id, is_chosen: preference pair, and whether this is its preferred member.
         task_id, source: names for error messages and for statistics per task or per data source.
     """
 
@@ -65,6 +66,8 @@ class Sample:
     status: SampleStatus = SampleStatus.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    pair_id: int | None = None
+    is_chosen: bool | None = None
     task_id: str = ""
     source: str = ""
 

@@ -17,6 +17,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from stacx_core.aggregations import AGGREGATIONS
+
 Reducer = Callable[[Tensor], Tensor]
 """Per-token values ``[N]`` -> the numerator of the run's aggregation, 0-d."""
 
@@ -99,7 +101,7 @@ class Aggregation(StrEnum):
     @property
     def formula(self) -> str:
         """The aggregation in symbols, for display."""
-        return _FORMULAS[self]
+        return AGGREGATIONS[self]
 
     def numerator(
         self,
@@ -133,14 +135,6 @@ class Aggregation(StrEnum):
                 "set rollout_max_response_len"
             )
         return max(num_rollouts, 1) * max_response_len
-
-
-_FORMULAS = {
-    Aggregation.SAMPLE_MEAN: "1/G * sum_i sum_t x m / max(D_i, 1)",
-    Aggregation.TOKEN_MEAN: "sum_i sum_t x m / max(sum_i n_i, 1)",
-    Aggregation.SEQ_MEAN_TOKEN_SUM: "1/G * sum_i sum_t x m",
-    Aggregation.CONSTANT: "sum_i sum_t x m / (G * L_max)",
-}
 
 
 def make_reducer(

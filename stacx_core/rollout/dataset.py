@@ -11,11 +11,11 @@ from stacx_core.data.rendering import sft_samples
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine
-from stacx_core.rollout.protocol import Rollout
+from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.rollout.sampled import sequence_limit
 
 
-class DatasetRollout:
+class DatasetRollout(RollIn):
     """Takes ``rollout_batch_size`` rows of demonstrations.
 
     All rows are tokenised when the run starts. Rows without room for any response token are left out and counted.

@@ -24,7 +24,7 @@ class Evaluation:
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.tokenizer = tokenizer
-        self.reward = load_reward(args.rm_type)
+        self.reward = load_reward(args.eval_rm_type or args.rm_type, args)
         rows = load_prompts(
             args.eval_prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed + 1
         )

@@ -33,6 +33,10 @@ class RollIn(Protocol):
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The samples of rollout number ``rollout``."""
 
+    def held_out(self) -> list[Sample]:
+        """Samples to measure the loss on without training, when evaluations are due; empty for none."""
+        return []
+
     def state(self) -> dict[str, Any]:
         """JSON-serialisable position in the data."""
 

@@ -10,15 +10,16 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.data.prompts import PromptRow, PromptStream, fingerprint, load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.data.sample import Sample, SampleStatus
-from stacx_core.errors import DataError
+from stacx_core.errors import DataError, RewardError
 from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
-from stacx_core.rollout.protocol import Rollout
+from stacx_core.rollout.filters import load_filter
+from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.seeds import sub_seed
 
 
-class SampledRollout:
+class SampledRollout(RollIn):
     """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them
     when a reward is named.
 
@@ -27,15 +28,19 @@ class SampledRollout:
     a response are left out and counted. A rollout renders its prompts again: that takes less than keeping the ids of
     all of them.
 
+    Under ``--dynamic-sampling-filter`` groups that do not pass are replaced by those of further prompts, in at most
+    ``--dynamic-sampling-max-rounds`` rounds.
+
     Raises:
-        DataError, ConfigError: The reward cannot be loaded, a row is malformed, or no prompt is left.
+        DataError, ConfigError: The reward or the filter cannot be loaded, a row is malformed, or no prompt is left.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.tokenizer = tokenizer
         self.limit = sequence_limit(args, context_length)
-        self.reward = load_reward(args.rm_type) if args.rm_type else None
+        self.reward = load_reward(args.rm_type, args) if args.rm_type else None
+        self.keep = load_filter(args.dynamic_sampling_filter) if args.dynamic_sampling_filter else None
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
         fitting = [row for row in rows if self._fits(self._render(row))]
         if not fitting:
@@ -52,21 +57,49 @@ class SampledRollout:
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.rollout.protocol.RollIn`."""
-        prompts = [(row, self._render(row)) for row in self.stream.take(self.args.rollout_batch_size)]
+        wanted = self.args.rollout_batch_size
+        sampled: list[list[Sample]] = []
+        kept: list[list[Sample]] = []
+        rounds = 0
+        while len(kept) < wanted and rounds < self.args.dynamic_sampling_max_rounds:
+            prompts = [(row, self._render(row)) for row in self.stream.take(wanted - len(kept))]
+            groups = self._sample(rollout, prompts, len(sampled), engine)
+            sampled += groups
+            kept += [group for group in groups if self.keep is None or self.keep(group)]
+            rounds += 1
+        if len(kept) < wanted and self.args.dynamic_sampling_exhausted == "raise":
+            raise RewardError(
+                f"only {len(kept)} of {wanted} groups passed {self.args.dynamic_sampling_filter} in {rounds} rounds; "
+                "raise --dynamic-sampling-max-rounds, or choose prompts that are neither solved nor hopeless"
+            )
+        metrics = {
+            **reward_metrics([sample for group in sampled for sample in group], self.args.reward_key),
+            "dropped_rows": float(self.dropped),
+        }
+        if self.keep is not None:
+            metrics |= {"sampling_rounds": float(rounds), "filtered_groups": float(len(sampled) - len(kept))}
+        return Rollout([sample for group in kept for sample in group], metrics)
+
+    def _sample(
+        self, rollout: int, prompts: Sequence[tuple[PromptRow, list[int]]], first: int, engine: RolloutEngine
+    ) -> list[list[Sample]]:
+        """Scored responses of each prompt; ``first`` is the number of the first prompt within the rollout."""
         count = self.args.n_samples_per_prompt
         requests = [
             GenerationRequest(ids, [sub_seed(self.args.seed, "sample", rollout, p, k) for k in range(count)])
-            for p, (_, ids) in enumerate(prompts)
+            for p, (_, ids) in enumerate(prompts, start=first)
         ]
         answers = engine.generate(requests, self.params)
-        samples = [
-            to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
-            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True))
-            for k, answer in enumerate(group)
+        groups = [
+            [
+                to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
+                for k, answer in enumerate(group)
+            ]
+            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True), start=first)
         ]
         if self.reward is not None:
-            score(samples, self.reward)
-        return Rollout(samples, {**reward_metrics(samples, self.args.reward_key), "dropped_rows": float(self.dropped)})
+            score([sample for group in groups for sample in group], self.reward)
+        return groups
 
     def _render(self, row: PromptRow) -> list[int]:
         return render_prompt(row, self.tokenizer, self.args.apply_chat_template)

@@ -2,5 +2,6 @@
 
 from stacx_core.specialization.base import Specialization
 from stacx_core.specialization.causal_decoder import CausalDecoderSpecialization
+from stacx_core.specialization.scalar_head import ScalarHeadSpecialization
 
-__all__ = ["CausalDecoderSpecialization", "Specialization"]
+__all__ = ["CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"]

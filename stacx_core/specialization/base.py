@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from stacx_core.data.batch import Batch
 from stacx_core.knobs import Args
-from stacx_core.objectives.aggregation import Reducer
+from stacx_core.objectives.aggregation import Reducer, where_masked
 
 
 class Specialization(ABC):
@@ -38,3 +39,16 @@ class Specialization(ABC):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics derived from a step's aggregated ones, such as a perplexity from a mean."""
         return metrics
+
+    def mask(self, batch: Batch) -> Tensor:
+        """``[N]`` bool: which response tokens are trained."""
+        return torch.cat(list(batch["loss_masks"])).bool()
+
+    def flat(self, batch: Batch, key: str) -> Tensor:
+        """``[N]`` fp32: the per-sample vectors of ``key`` in a row, 0 where the loss mask is 0."""
+        return where_masked(torch.cat(list(batch[key])), self.mask(batch))
+
+    def mean_pair(self, values: Tensor, batch: Batch) -> Tensor:
+        """``[2]`` fp64: sum over trained tokens of the ``[N]`` values, and their number; detached."""
+        mask = self.mask(batch)
+        return torch.stack([where_masked(values.detach(), mask).double().sum(), mask.sum().double()])

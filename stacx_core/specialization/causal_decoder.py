@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from stacx_core.data.batch import Batch
-from stacx_core.objectives.aggregation import Reducer, where_masked
+from stacx_core.objectives.aggregation import Reducer
 from stacx_core.objectives.log_probs import response_token_log_probs
 from stacx_core.specialization.base import Specialization
 
@@ -57,16 +56,3 @@ class CausalDecoderSpecialization(Specialization):
             chunk_size=self.args.log_probs_chunk_size,
             with_entropy=with_entropy,
         )
-
-    def mask(self, batch: Batch) -> Tensor:
-        """``[N]`` bool: which response tokens are trained."""
-        return torch.cat(list(batch["loss_masks"])).bool()
-
-    def flat(self, batch: Batch, key: str) -> Tensor:
-        """``[N]`` fp32: the per-sample vectors of ``key`` in a row, 0 where the loss mask is 0."""
-        return where_masked(torch.cat(list(batch[key])), self.mask(batch))
-
-    def mean_pair(self, values: Tensor, batch: Batch) -> Tensor:
-        """``[2]`` fp64: sum over trained tokens of the ``[N]`` values, and their number; detached."""
-        mask = self.mask(batch)
-        return torch.stack([where_masked(values.detach(), mask).double().sum(), mask.sum().double()])

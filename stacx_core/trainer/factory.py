@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from stacx_core.backends.model import (
     DTYPES,
@@ -19,7 +19,7 @@ from stacx_core.backends.model import (
     pick_device,
     recompute_activations,
 )
-from stacx_core.config import ModelRole, TrainingConfig, resolve_object
+from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
@@ -29,7 +29,7 @@ from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.forwards import REFERENCE_KEY, reads
-from stacx_core.trainer.syncs import local_channels
+from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
 from stacx_core.trainer.worker import RoleWorker
 
@@ -47,6 +47,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     """
     torch.set_num_threads(args.num_threads or free_cores())
     disable_progress_bar()
+    set_verbosity_error()
     checkpoint = resume_point(args)
     tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
@@ -54,18 +55,22 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
     if start:
         roll_in.restore(start["roll_in"])
-    workers = {role.name: _worker(config, role, args, checkpoint) for role in config.roles}
+    syncs = active_syncs(config, args)
+    senders = {end for sync in syncs for end in (sync.src, sync.dst)}
+    roles = [role for role in config.roles if role.trainable or role.name in senders]
+    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
     policy = next((w for w in workers.values() if w.role.sync_to_rollout), next(iter(workers.values())))
     parts = Parts(
         config=config,
         args=args,
         tokenizer=tokenizer,
         workers=workers,
-        reference=_reference(config, args, workers),
+        reference=_reference(syncs, args, workers),
         engine=LocalEngine(policy.model, _stop_ids(policy, tokenizer), args.rollout_max_running),
         roll_in=roll_in,
         evaluation=evaluation,
-        channels=[*local_channels(config, args), *_plugin_channels(config, args)],
+        syncs=syncs,
+        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args)],
         num_rollout=num_rollout,
     )
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -81,8 +86,8 @@ def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBa
     roll_in: RollIn = resolve_object(config.rollout)(args, tokenizer, context)
     evaluation = None
     if args.eval_prompt_data is not None:
-        if args.rm_type is None:
-            raise ConfigError("--eval-prompt-data needs --rm-type to score the answers")
+        if args.rm_type is None and args.eval_rm_type is None:
+            raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
         evaluation = Evaluation(args, tokenizer, context)
     epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
     return tokenizer, roll_in, evaluation, args.num_rollout or epochs
@@ -116,17 +121,17 @@ def free_cores() -> int:
     return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
-def _worker(config: TrainingConfig, role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
-    if role.head != "lm":
-        raise ConfigError(
-            f"recipe {config.name!r}: role {role.name!r} has head {role.head!r}; this backend has only 'lm'"
-        )
-    source = getattr(args, role.load_arg or "hf_checkpoint")
-    if source is None:
-        raise ConfigError(f"role {role.name!r} needs --{str(role.load_arg).replace('_', '-')}")
+def role_args(role: ModelRole, args: Args) -> Args:
+    """The arguments as the role sees them: each override that is set stands in for its host knob."""
+    own = {knob: args.get(name) for knob, name in role.overrides.items()}
+    return args.replace(f"role {role.name}", **{knob: value for knob, value in own.items() if value is not None})
+
+
+def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
+    source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
     if checkpoint and role.trainable:
         source = str(checkpoint / role.name)
-    model = load_model(source, DTYPES[args.dtype], pick_device(args.device))
+    model = load_model(source, DTYPES[args.dtype], pick_device(args.device), role.head)
     if args.gradient_checkpointing:
         recompute_activations(model)
     worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
@@ -140,8 +145,9 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _reference(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker]) -> RoleWorker | None:
-    if not any(reads(worker, REFERENCE_KEY, args) and not _synced(config, worker) for worker in workers.values()):
+def _reference(syncs: list[DataSync], args: Args, workers: dict[str, RoleWorker]) -> RoleWorker | None:
+    synced = {sync.dst for sync in syncs if REFERENCE_KEY in sync.keys}
+    if not any(reads(w.role, REFERENCE_KEY, args) and name not in synced for name, w in workers.items()):
         return None
     if args.ref_load is None:
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
@@ -151,10 +157,6 @@ def _reference(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker
         raise ConfigError(f"--ref-load {args.ref_load!r} has another vocabulary size than --hf-checkpoint")
     role = ModelRole("reference", type(policy.specialization), trainable=False)
     return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
-
-
-def _synced(config: TrainingConfig, worker: RoleWorker) -> bool:
-    return any(sync.dst == worker.role.name and REFERENCE_KEY in sync.keys for sync in config.syncs)
 
 
 def _stop_ids(worker: RoleWorker, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,42 +1,52 @@
-"""Forward passes before training: which role computes which log-probs."""
+"""Forward passes before training: which role computes which log-probs and values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from stacx_core.config import TrainingConfig
+from stacx_core.config import DataSync, ModelRole
 from stacx_core.data.batch import Batch
 from stacx_core.knobs import Args
 from stacx_core.trainer.worker import RoleWorker
 
-POLICY_KEY = "log_probs"
 REFERENCE_KEY = "ref_log_probs"
 
 
-def reads(worker: RoleWorker, key: str, args: Args) -> bool:
+def own_key(role: ModelRole) -> str:
+    """The batch key that the role's own forward pass writes."""
+    return "values" if role.head == "scalar" else "log_probs"
+
+
+def reads(role: ModelRole, key: str, args: Args) -> bool:
     """Whether the role's loss reads the batch key under these arguments."""
-    knobs = worker.role.reads.get(key)
+    knobs = role.reads.get(key)
     return knobs is not None and (not knobs or any(args.get(knob) for knob in knobs))
 
 
 def run_forwards(
-    config: TrainingConfig,
     args: Args,
     workers: Mapping[str, RoleWorker],
     reference: RoleWorker | None,
+    syncs: Sequence[DataSync],
     batches: Mapping[str, Batch],
 ) -> None:
-    """Add to each role's batch the log-probs it reads or sends on.
+    """Add to each role's batch what it reads or sends on and a forward pass computes.
 
-    A role scores itself for ``log_probs``; the in-process reference (``--ref-load``) scores for ``ref_log_probs``; the
-    source of a sync scores for each log-prob key it sends.
+    A role's own pass gives ``log_probs``, or ``values`` from a scalar head; the in-process reference (``--ref-load``)
+    gives ``ref_log_probs``; a frozen role gives whichever log-probs its syncs send. A key that a sync delivers is left
+    to it.
     """
+    sent = {(sync.src, key) for sync in syncs for key in sync.keys}
+    sent |= {(sync.dst, key) for sync in syncs for key in sync.reverse_keys}
+    received = {(sync.dst, key) for sync in syncs for key in sync.keys}
+    received |= {(sync.src, key) for sync in syncs for key in sync.reverse_keys}
     for name, worker in workers.items():
-        if reads(worker, POLICY_KEY, args):
-            batches[name][POLICY_KEY] = worker.score(batches[name])
-        if reference is not None and reads(worker, REFERENCE_KEY, args):
-            batches[name][REFERENCE_KEY] = reference.score(batches[name])
-    for sync in config.syncs:
-        for key in sync.keys:
-            if key.endswith("log_probs") and key not in batches[sync.src]:
-                batches[sync.src][key] = workers[sync.src].score(batches[sync.src])
+        role, batch = worker.role, batches[name]
+        read = {(name, key) for key in role.reads if reads(role, key, args)} - received
+        wanted = {key for owner, key in read | sent if owner == name}
+        own = {key for key in wanted if key == own_key(role) or (not role.trainable and key.endswith("log_probs"))}
+        if own:
+            scores = worker.score(batch)
+            batch.update(dict.fromkeys(own, scores))
+        if REFERENCE_KEY in wanted - own and reference is not None:
+            batch[REFERENCE_KEY] = reference.score(batch)

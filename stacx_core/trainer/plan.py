@@ -35,6 +35,17 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     return args
 
 
+def check_supported(config: TrainingConfig, parallelism: str) -> None:
+    """Refuse a kind of parallelism that the recipe does not claim to be right under.
+
+    Raises:
+        ConfigError: Naming the recipe and what it supports.
+    """
+    if parallelism not in config.supports:
+        supported = ", ".join(config.supports) or "none"
+        raise ConfigError(f"recipe {config.name!r} does not support {parallelism}; it supports {supported}")
+
+
 def with_aliases(args: Args) -> Args:
     """The arguments with ``loss_aggregation`` as slime's switch ``calculate_per_token_loss`` sets it.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.config import DataSync, TrainingConfig, resolve_object
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
 from stacx_core.data.schedule import optimizer_steps
 from stacx_core.hookspecs import SyncChannel
@@ -25,8 +25,9 @@ from stacx_core.rollout.evaluation import Evaluation
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import write_checkpoint
-from stacx_core.trainer.forwards import run_forwards
+from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.interrupts import Interrupts
+from stacx_core.trainer.invariance import check_loss_invariance
 from stacx_core.trainer.worker import RoleWorker
 
 STATE_FILE = "trainer.json"
@@ -45,8 +46,13 @@ class Parts:
     engine: RolloutEngine
     roll_in: RollIn
     evaluation: Evaluation | None
+    syncs: Sequence[DataSync]
     channels: Sequence[SyncChannel]
     num_rollout: int
+
+    def prefix(self, role: str) -> str:
+        """What the names of a role's metrics start with: nothing where one role alone is trained."""
+        return f"{role}/" if sum(worker.role.trainable for worker in self.workers.values()) > 1 else ""
 
 
 class StacxTrainer:
@@ -66,6 +72,8 @@ class StacxTrainer:
         self._saved = self.completed if start else None
         self._position = parts.roll_in.state()
         self._interrupts = Interrupts()
+        self._held_out = held_out_batch(parts)
+        self._invariance_due = parts.args.check_loss_invariance
 
     def train(self) -> dict[str, float]:
         """Run to the end; returns the last line of metrics.
@@ -76,7 +84,7 @@ class StacxTrainer:
         last: dict[str, float] = {}
         with self._interrupts.installed():
             try:
-                if self.completed == 0 and self.parts.evaluation and not self.args.skip_eval_before_train:
+                if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
                     last = self._log({"rollout": 0.0, **self._evaluate()})
                 while self.completed < self.parts.num_rollout:
                     last = self._rollout()
@@ -103,7 +111,7 @@ class StacxTrainer:
                 **{f"train/{k}": v for k, v in trained.items()},
                 **_times(began, rolled_at, counters["response_tokens"]),
             }
-            if self.parts.evaluation and self._due(self.args.eval_interval):
+            if self._evaluates and self._due(self.args.eval_interval):
                 metrics |= self._evaluate()
             self._log(metrics)
         if self.args.save_interval and self.completed % self.args.save_interval == 0:
@@ -115,26 +123,17 @@ class StacxTrainer:
         if not any(mask.any() for mask in batch["loss_masks"]):
             logger.warning("no token of rollout %d is trained on; its update is skipped", self.completed)
             return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
-        parts = self.parts
-        batches = {name: dict(batch) for name in parts.workers}
-        run_forwards(parts.config, self.args, parts.workers, parts.reference, batches)
-        for channel in parts.channels:
-            channel.transfer(batches)
-        metrics: dict[str, float] = {}
-        for name, worker in parts.workers.items():
-            if not worker.role.trainable:
-                continue
-            prefix = "" if len(parts.workers) == 1 else f"{name}/"
-            for stage in worker.role.prepare:
-                metrics |= {prefix + k: v for k, v in resolve_object(stage)(batches[name], self.args).items()}
-            validate_batch(batches[name], self._required(worker))
-            metrics |= {prefix + k: v for k, v in self._steps(worker, batches[name]).items()}
+        batches, metrics = prepared_batches(self.parts, batch)
+        if self._invariance_due:
+            for name, role_batch in batches.items():
+                check_loss_invariance(self.parts.workers[name], role_batch)
+            self._invariance_due = False
+        for name, role_batch in batches.items():
+            worker = self.parts.workers[name]
+            if self.completed >= frozen_rollouts(worker):
+                steps = self._steps(worker, role_batch)
+                metrics |= {self.parts.prefix(name) + k: v for k, v in steps.items()}
         return metrics
-
-    def _required(self, worker: RoleWorker) -> list[str]:
-        reads = worker.role.reads.items()
-        active = [key for key, knobs in reads if not knobs or any(self.args.get(knob) for knob in knobs)]
-        return [*active, *self.parts.config.rollout_fields]
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
         count = len(set(batch["rollout_ids"]))
@@ -146,7 +145,8 @@ class StacxTrainer:
             dropped = 0
         if dropped:
             logger.warning("%d trailing responses do not fill a step of %d and are left out", dropped, size)
-        total = self.parts.num_rollout * self.args.num_steps_per_rollout
+        rollouts = self.parts.num_rollout - frozen_rollouts(worker)
+        total = rollouts * self.args.num_steps_per_rollout
         results = [worker.train_step(select(batch, positions), total) for positions in steps]
         assert worker.optimizer is not None
         metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}
@@ -158,9 +158,20 @@ class StacxTrainer:
         last = self.completed == self.parts.num_rollout
         return last or (interval is not None and self.completed % interval == 0)
 
+    @property
+    def _evaluates(self) -> bool:
+        return self.parts.evaluation is not None or self._held_out is not None
+
     def _evaluate(self) -> dict[str, float]:
-        assert self.parts.evaluation is not None
-        return {f"eval/{k}": v for k, v in self.parts.evaluation.run(self.parts.engine).items()}
+        metrics: dict[str, float] = {}
+        if self.parts.evaluation is not None:
+            metrics |= self.parts.evaluation.run(self.parts.engine)
+        if self._held_out is not None:
+            batches, _ = prepared_batches(self.parts, self._held_out)
+            for name, batch in batches.items():
+                losses = self.parts.workers[name].evaluate(batch)
+                metrics |= {self.parts.prefix(name) + k: v for k, v in losses.items()}
+        return {f"eval/{k}": v for k, v in metrics.items()}
 
     def _log(self, metrics: dict[str, float]) -> dict[str, float]:
         self.tracker.log(metrics)
@@ -183,6 +194,44 @@ class StacxTrainer:
             torch.save(worker.optimizer.state_dict(), folder / f"{name}.optimizer.pt")
         state = {"rollout": self.completed, "roll_in": self._position, "algorithm": self.args.algorithm}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1))
+
+
+def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
+    """A copy of the batch for each trained role, after forward passes, syncs and the role's whole-batch stages.
+
+    Returns:
+        Role name -> its batch, validated, and the metrics of the stages.
+
+    Raises:
+        BatchError, NonFiniteError: A key is missing or does not fit.
+    """
+    batches = {name: dict(batch) for name in parts.workers}
+    run_forwards(parts.args, parts.workers, parts.reference, parts.syncs, batches)
+    for channel in parts.channels:
+        channel.transfer(batches)
+    metrics: dict[str, float] = {}
+    trained = {name: batches[name] for name, worker in parts.workers.items() if worker.role.trainable}
+    for name, role_batch in trained.items():
+        role = parts.workers[name].role
+        for stage in role.prepare:
+            measured = resolve_object(stage)(role_batch, parts.workers[name].args)
+            metrics |= {parts.prefix(name) + k: v for k, v in measured.items()}
+        required = [key for key in role.reads if reads(role, key, parts.args)]
+        validate_batch(role_batch, [*required, *parts.config.rollout_fields])
+    return trained, metrics
+
+
+def frozen_rollouts(worker: RoleWorker) -> int:
+    """How many first rollouts the role is not trained in."""
+    return int(worker.args.get(worker.role.frozen_for, 0)) if worker.role.frozen_for else 0
+
+
+def held_out_batch(parts: Parts) -> Batch | None:
+    """The held-out samples of a roll-in that has some: the loss is measured on them, never trained."""
+    samples = parts.roll_in.held_out()
+    if not samples:
+        return None
+    return samples_to_batch(samples, mask_truncated=parts.args.mask_truncated, reward_key=parts.args.reward_key)[0]
 
 
 def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pluggy
 import torch
 from torch import Tensor, nn
 
 from stacx_core.backends.attention import PackedLayout
+from stacx_core.backends.linear import ROWS, suits_onednn
 from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import RoleOptimizer
 from stacx_core.backends.shared_prompts import share_prompts
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
 from stacx_core.data.packing import micro_batches, pack
-from stacx_core.errors import NonFiniteError
+from stacx_core.errors import NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
 from stacx_core.objectives.log_probs import response_rows, token_log_probs
@@ -31,9 +33,9 @@ class RoleWorker:
 
     Args:
         role: The role of the recipe.
-        model: A causal LM from :func:`stacx_core.backends.model.load_model`.
+        model: From :func:`stacx_core.backends.model.load_model`, with the role's head.
         specialization: The role's loss.
-        args: The completed arguments.
+        args: The completed arguments, with the role's overrides in place.
         hook: The plugin hooks; ``compute_loss`` is called through them.
     """
 
@@ -62,21 +64,28 @@ class RoleWorker:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> list[Tensor]:
-        """Log-probs of every response token at the sampling temperature: per sample ``[R]`` fp32 on the CPU."""
+        """What the role says of every response token: per sample ``[R]`` fp32 on the CPU.
+
+        Log-probs at the sampling temperature from a language-model head; from a scalar head the value of the state in
+        which the token was chosen.
+        """
         training = self.model.training
         self.model.eval()
         scores: list[Tensor] = [torch.empty(0)] * len(batch["tokens"])
         for positions in self.micro_batches(batch):
             micro = pack(select(batch, positions), self.device)
             rows = response_rows(micro["total_lengths"], micro["response_lengths"]).to(self.device)
-            logits = self._logits(micro, rows)
-            log_probs, _ = token_log_probs(
-                logits, micro["tokens"][0, rows + 1], self.args.rollout_temperature, self.args.log_probs_chunk_size
-            )
-            for position, part in zip(positions, log_probs.cpu().split(micro["response_lengths"]), strict=True):
+            scored = self._read_head(self._output(micro, rows), micro["tokens"][0, rows + 1])
+            for position, part in zip(positions, scored.cpu().split(micro["response_lengths"]), strict=True):
                 scores[position] = part
         self.model.train(training)
         return scores
+
+    def _read_head(self, output: Tensor, targets: Tensor) -> Tensor:
+        if self.role.head == "scalar":
+            return output[:, 0].float()
+        log_probs, _ = token_log_probs(output, targets, self.args.rollout_temperature, self.args.log_probs_chunk_size)
+        return log_probs
 
     def train_step(self, batch: Batch, total_updates: int) -> dict[str, float]:
         """One optimizer step on all samples of ``batch``.
@@ -108,19 +117,44 @@ class RoleWorker:
         assert self.optimizer is not None
         self.optimizer.zero_grad()
         self.model.train()
+        return self.accumulate(batch, self.micro_batches(batch))
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """The metrics of the loss on a batch, without training on it."""
+        self.model.eval()
+        return self.accumulate(batch, self.micro_batches(batch))
+
+    def accumulate(self, batch: Batch, cut: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Add the gradient of each micro-batch of a step to what is there, unless gradients are off.
+
+        Args:
+            batch: The samples of the step.
+            cut: Positions of the samples of each micro-batch.
+
+        Returns:
+            The metrics of the step.
+
+        Raises:
+            NonFiniteError: The loss of a micro-batch is not finite.
+            RecipeError: The loss has no gradient.
+        """
         normalizer = Aggregation(self.args.loss_aggregation).normalizer(
             len(set(batch["rollout_ids"])),
             sum(int(mask.sum()) for mask in batch["loss_masks"]),
             self.args.rollout_max_response_len,
         )
         totals = StepMetrics()
-        for positions in self.micro_batches(batch):
+        for positions in cut:
             micro = pack(select(batch, positions), self.device)
             loss, metrics = self._loss(micro)
             if not torch.isfinite(loss):
                 names = ", ".join(str(i) for i in micro["sample_indices"])
                 raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {loss.item()}")
-            (loss / normalizer).backward()
+            if torch.is_grad_enabled():
+                if not loss.requires_grad:
+                    raise RecipeError(f"role {self.role.name!r}: the loss has no gradient; it was detached or replaced")
+                (loss / normalizer).backward()
             totals.add({**metrics, "loss": loss.detach()})
         return self.specialization.summarize(totals.result(normalizer))
 
@@ -129,21 +163,22 @@ class RoleWorker:
             self.args.loss_aggregation, micro["response_lengths"], micro["loss_masks"], micro["rollout_mask_sums"]
         )
         result: tuple[Tensor, dict[str, Tensor]] = self._hook.compute_loss(
-            specialization=self.specialization, model_output=self._logits(micro), batch=micro, reducer=reducer
+            specialization=self.specialization, model_output=self._output(micro), batch=micro, reducer=reducer
         )
         return result
 
-    def _logits(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
-        """Logits of all packed tokens or of some rows; prompts that samples have in common are run once.
+    def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
+        """The head's output for all packed tokens or some rows; prompts that samples have in common are run once.
 
         An fp64 model is run to compare gradients to the last digit. It computes every prompt, since norms of
         Transformers round to fp32 and would round a sum of gradients otherwise than each of them.
         """
         tokens, positions = micro["tokens"], micro["position_ids"]
         prompts = micro["response_lengths"] if self.dtype != torch.float64 else micro["total_lengths"]
-        kept, places = share_prompts(tokens[0].tolist(), micro["total_lengths"], prompts)
-        layout = PackedLayout(micro["total_lengths"], self.device, places)
-        if len(kept) < len(places):
+        multiple = ROWS if suits_onednn(self.model) and tokens.numel() >= 4 * ROWS else 1
+        kept, places = share_prompts(tokens[0].tolist(), micro["total_lengths"], prompts, multiple)
+        layout = PackedLayout(micro["total_lengths"], self.device, places, len(kept))
+        if len(kept) != len(places):
             kept, places = kept.to(self.device), places.to(self.device)
             tokens, positions = tokens[:, kept], positions[:, kept]
             rows = places if rows is None else places[rows]

@@ -85,3 +85,15 @@ def test_logits_and_gradients_are_those_of_separate_prompts(model: Any, order: A
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-12)
     for gradient, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_computed_can_be_rounded_up(model: Any) -> None:
+    """Seven tokens of which five are distinct, made eight by the first one; the outputs that are read stay the same."""
+    samples = [([5, 6], [7]), ([5, 6], [8, 9])]
+    ids, total_lengths, response_lengths = packed(samples)
+    kept, places = share_prompts(ids, total_lengths, response_lengths, multiple=4)
+    assert kept.tolist() == [0, 1, 2, 5, 6, 0, 0, 0]
+    positions = torch.cat([torch.arange(n) for n in total_lengths])[None]
+    layout = PackedLayout(total_lengths, CPU, places, len(kept))
+    rounded = forward(model, torch.tensor(ids)[None, kept], positions[:, kept], layout, places)[0]
+    assert float((rounded - run(model, samples, shared=True)[0]).abs().max()) <= 1e-12

@@ -57,6 +57,16 @@ def test_pipeline_syncs_and_aggregation() -> None:
     ]
     assert [row["text"] for row in shown["syncs"]] == ["critic <-> policy: values | log_probs"]
     assert (shown["aggregation"]["default"], shown["aggregation"]["recipe_default"]) == ("token_mean", True)
+    assert shown["aggregation"]["formula"] == "sum_i sum_t x m / max(sum_i n_i, 1)"
+
+
+def test_a_stage_is_explained_by_its_own_docstring(stacx: Any) -> None:
+    import json
+
+    stages = json.loads(stacx("show-recipe", "sft", "--json").out)["advantage_pipeline"]
+    assert stages == []
+    shown = page()["advantage_pipeline"][0]
+    assert shown == {"role": "policy", "stage": "pack.stages:first", "does": ""}, "a module that cannot be found"
 
 
 def test_knobs_carry_the_recipes_default_and_who_declares_them() -> None:

@@ -70,6 +70,21 @@ BROKEN: dict[str, tuple[Callable[[], TrainingConfig], list[str]]] = {
         lambda: build(role(sync_to_rollout=True, trainable=False), CRITIC),
         ["sync_to_rollout", "frozen"],
     ),
+    "override of no knob": (
+        lambda: build(role(overrides={"lr": "critic_lr"})),
+        ["roles['policy'].overrides is 'critic_lr'", "neither the host nor the recipe declares that knob"],
+    ),
+    "override that is no mapping": (lambda: build(role(overrides=("lr",))), ["overrides", "{'lr': 'critic_lr'}"]),
+    "frozen for a number": (lambda: build(role(frozen_for=3)), ["frozen_for is 3", "'num_critic_only_steps'"]),
+    "frozen for a knob of text": (
+        lambda: build(role(frozen_for="rm_type")),
+        ["frozen_for is 'rm_type'", "whole-number knob"],
+    ),
+    "frozen for a while and for ever": (
+        lambda: build(POLICY, role(name="ref", trainable=False, frozen_for="num_rollout")),
+        ["frozen_for", "trainable=False is never trained"],
+    ),
+    "unknown parallelism": (lambda: build(supports=("tensor",)), ["supports", "tensor_parallel"]),
     "pool is no role": (
         lambda: build(POLICY, role(name="ref", pool="polcy")),
         ["'polcy'", "did you mean 'policy'?"],
@@ -203,3 +218,12 @@ def test_a_reference_is_resolved() -> None:
 def test_a_reference_that_cannot_be_resolved_says_why(reference: Any, words: Any) -> None:
     with pytest.raises(RecipeError, match=words):
         resolve_object(reference)
+
+
+def test_a_parallelism_that_is_not_claimed_is_refused() -> None:
+    from stacx_core import ConfigError
+    from stacx_core.trainer.plan import check_supported
+
+    check_supported(build(), "data_parallel")
+    with pytest.raises(ConfigError, match="recipe 'algo' does not support tensor_parallel; it supports data_parallel"):
+        check_supported(build(), "tensor_parallel")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stacx_core.data.prompts import load_prompts
 from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.errors import ConfigError, RewardError
+from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rewards.gsm8k import final_number, gsm8k, label_number
 from stacx_core.rewards.reasoning_gym import answer_text
@@ -91,7 +92,7 @@ def test_long_repetitions_are_read_to_the_end(unit: str) -> None:
 
 
 def test_exact_ignores_space_around() -> None:
-    exact = load_reward("exact")
+    exact = load_reward("exact", Args.of())
     assert exact(Sample(response=" yes\n", label="yes")) == 1.0
     assert exact(Sample(response="Yes", label="yes")) == 0.0
 
@@ -114,7 +115,7 @@ def test_reasoning_gym_scores_with_the_scorer_of_the_data_set() -> None:
     row = load_prompts("reasoning_gym:chain_sum?size=1", input_key="", label_key=None)[0]
     right = Sample(response=f"so <answer>{row.label}</answer>", metadata=row.metadata)
     wrong = Sample(response="unknown", metadata=row.metadata)
-    score([right, wrong], load_reward("reasoning_gym"))
+    score([right, wrong], load_reward("reasoning_gym", Args.of()))
     assert right.reward == 1.0
     assert isinstance(wrong.reward, float)
     assert wrong.reward < 0.1
@@ -138,7 +139,7 @@ seven = 7
 @pytest.mark.usefixtures("package")
 def test_a_function_of_the_users_package() -> None:
     sample = Sample(response="four")
-    score([sample], load_reward("own_rewards:length"))
+    score([sample], load_reward("own_rewards:length", Args.of()))
     assert sample.reward == 4.0
 
 
@@ -146,7 +147,7 @@ def test_a_function_of_the_users_package() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gsmk8", "no reward is called 'gsmk8' .did you mean 'gsm8k'.*exact, gsm8k, reasoning_gym"),
+        ("gsmk8", "no reward is called 'gsmk8' .did you mean 'gsm8k'.*exact, gsm8k, model, reasoning_gym"),
         ("own_rewards:lenght", "did you mean 'length'"),
         ("no_such_module:f", "no_such_module"),
         ("own_rewards:late", "is a coroutine function; it must be a plain function"),
@@ -156,7 +157,7 @@ def test_a_function_of_the_users_package() -> None:
 )
 def test_a_wrong_reward_name_is_a_config_error(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_reward(name)
+        load_reward(name, Args.of())
 
 
 def failing(sample: Sample) -> float:

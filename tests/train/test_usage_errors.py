@@ -109,7 +109,7 @@ def test_a_knob_of_another_recipe(stacx: Any, arguments: list[str], environment:
     command = [{"grpo": "sft"}.get(arg, arg) for arg in COMPLETE]
     done = stacx(*command, *arguments, **environment)
     refused(done, (arguments or list(environment))[0])
-    assert "is a knob of recipe 'grpo'" in done.err
+    assert "is a knob of recipes 'cispo', 'dapo', 'grpo'," in done.err
 
 
 def without(flag: str) -> list[str]:
@@ -134,7 +134,7 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
         (["--calculate-per-token-loss", "--loss-aggregation", "sample_mean"], "it is sample_mean"),
         (["--use-kl-loss"], "--ref-load"),
         (["--tis-clip", "3"], "has no effect without --use-tis"),
-        (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: grpo"),
+        (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: gspo, grpo, ppo"),
     ],
 )
 def test_knobs_that_contradict_each_other(stacx: Any, flags: list[str], message: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from stacx_core import BatchError, DataSync, ModelRole, TrainingConfig
 from stacx_core.trainer.interrupts import Interrupts
 from stacx_core.trainer.step_metrics import StepMetrics
-from stacx_core.trainer.syncs import LocalChannel, local_channels
+from stacx_core.trainer.syncs import LocalChannel, active_syncs
 
 
 def test_numerators_are_normalised_and_pairs_divided_over_the_step() -> None:
@@ -60,12 +60,12 @@ def test_a_key_of_the_wrong_length_names_the_sample() -> None:
         LocalChannel("ppo", EXCHANGE).transfer(both)
 
 
-def test_only_the_syncs_that_apply_become_channels(host_args: Any) -> None:
+def test_only_the_syncs_that_apply_are_active(host_args: Any) -> None:
     roles = tuple(ModelRole(name, "package.module:Loss", sync_to_rollout=name == "a") for name in ("a", "b"))
     syncs = (DataSync("a", "b", ("values",)), DataSync("b", "a", ("returns",), when=lambda args: args.use_critic))
     config = TrainingConfig("both", roles, syncs)
-    assert [channel.sync for channel in local_channels(config, host_args())] == [syncs[0]]
-    assert [channel.sync for channel in local_channels(config, host_args(use_critic=True))] == list(syncs)
+    assert active_syncs(config, host_args()) == [syncs[0]]
+    assert active_syncs(config, host_args(use_critic=True)) == list(syncs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

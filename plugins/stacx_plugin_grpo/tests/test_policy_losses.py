@@ -1,4 +1,4 @@
-"""Clipped policy loss and importance weights: worked values, clips, gradients, masked slots."""
+"""The clipped policy loss: worked values, clips, gradients, masked slots."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from stacx_core.objectives import kl_estimate, make_reducer, sum_of_sample_mean, where_masked
-from stacx_plugin_grpo.objectives import ppo_clip_loss, truncated_importance_weights
+from stacx_plugin_grpo.objectives import ppo_clip_loss
 
 LENGTHS = [3, 4]
 MASKS = [torch.tensor([1, 1, 1]), torch.tensor([1, 0, 1, 1])]
 NEW = torch.tensor([-0.5, -1.2, -0.3, -0.9, -2.0, -0.7, -1.1])
 OLD = torch.tensor([-0.6, -1.0, -0.35, -0.8, -2.0, -1.0, -1.05])
-ENGINE = torch.tensor([-0.62, -0.95, -0.3, -0.85, -2.1, -1.4, -1.0])
 REF = torch.tensor([-0.55, -1.1, -0.4, -1.0, -1.9, -0.8, -0.9])
 ADVANTAGES = torch.tensor([0.8, 0.8, 0.8, -0.5, -0.5, -0.5, -0.5])
 FLIPPED = -ADVANTAGES
@@ -144,29 +143,6 @@ def test_gradient_matches_finite_differences_away_from_the_kinks() -> None:
         return ppo_clip_loss(x, OLD.double(), FLIPPED.double(), 0.15, 0.28, 1.2).loss
 
     assert torch.autograd.gradcheck(loss, (new,))
-
-
-def test_worked_values_of_truncated_importance_weights() -> None:
-    weights, clipped = truncated_importance_weights(OLD, ENGINE, clip=1.3)
-    expected = [1.020201, 0.951229, 0.951229, 1.051271, 1.105171, 1.3, 0.951229]
-    assert weights.tolist() == pytest.approx(expected, abs=2e-6)
-    assert summed(clipped) == pytest.approx(0.333333, abs=2e-6)
-    raw, none_clipped = truncated_importance_weights(OLD, ENGINE)
-    assert raw[5].item() == pytest.approx(1.491825, abs=2e-6)
-    assert not none_clipped.any()
-    loss = ppo_clip_loss(NEW, OLD, ADVANTAGES, 0.2, 0.28).loss * weights
-    assert summed(loss) == pytest.approx(-0.173199, abs=2e-6)
-
-
-def test_the_lower_bound_of_the_weights() -> None:
-    weights, clipped = truncated_importance_weights(torch.tensor([-3.0, -1.0]), torch.full((2,), -1.0), 2.0, 0.5)
-    assert weights.tolist() == [0.5, 1.0]
-    assert clipped.tolist() == [1.0, 0.0]
-
-
-def test_weights_carry_no_gradient() -> None:
-    weights, _ = truncated_importance_weights(OLD.clone().requires_grad_(), ENGINE)
-    assert not weights.requires_grad
 
 
 def test_worked_value_of_the_whole_loss() -> None:

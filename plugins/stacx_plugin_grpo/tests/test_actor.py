@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stacx_core import Args
+from stacx_core import TRAINING_CONFIGS, Args
+from stacx_core.config import resolve_object
 from stacx_core.objectives import Aggregation, make_reducer
-from stacx_plugin_grpo.knobs import KNOBS
 from stacx_plugin_grpo.specialization import ActorSpecialization
 
 NEW = [[-0.5, -1.2, -0.3], [-0.9, -2.0, -0.7, -1.1]]
@@ -23,10 +23,14 @@ PROMPTS = [1, 2]
 VOCABULARY = 6
 
 
-def arguments(**values: Any) -> Args:
-    defaults = {knob.name: knob.default for knob in KNOBS}
-    host = {"rollout_temperature": 1.0, "log_probs_chunk_size": 3}
-    return Args.of(**defaults | host | {"eps_clip_high": 0.28} | values)
+@pytest.fixture(name="arguments")
+def actor_arguments(arguments: Any) -> Any:
+    """Log-probs in chunks of three, and DAPO's upper clip, beside what a test asks for."""
+
+    def build(recipe: str = "grpo", **given: Any) -> Args:
+        return arguments(recipe, **{"log_probs_chunk_size": 3, "eps_clip_high": 0.28} | given)
+
+    return build
 
 
 def two_samples(dtype: torch.dtype = torch.float64, **keys: list[list[float]]) -> tuple[list[Tensor], Any]:
@@ -64,7 +68,8 @@ def run(
     part["tokens"] = torch.cat(part["tokens"])[None]
     packed = torch.cat([logits[i] for i in indices]).requires_grad_()
     reducer = make_reducer(mode, part["response_lengths"], part["loss_masks"])
-    loss, metrics = ActorSpecialization(args).compute_loss(packed, part, reducer)
+    actor = resolve_object(TRAINING_CONFIGS[args.algorithm].roles[0].specialization_cls)(args)
+    loss, metrics = actor.compute_loss(packed, part, reducer)
     (gradient,) = torch.autograd.grad(loss, packed)
     return loss.detach(), metrics, gradient
 
@@ -73,7 +78,7 @@ def quotient(pair: Tensor) -> float:
     return (pair[0] / pair[1]).item()
 
 
-def test_worked_value_of_the_policy_term() -> None:
+def test_worked_value_of_the_policy_term(arguments: Any) -> None:
     loss, metrics, _ = run(arguments(), *two_samples(), [0, 1])
     assert loss.item() == pytest.approx(-0.259058, abs=2e-6)
     assert metrics["pg_loss"].item() == pytest.approx(-0.259058, abs=2e-6)
@@ -84,13 +89,13 @@ def test_worked_value_of_the_policy_term() -> None:
     )
 
 
-def test_fp32_logits_give_the_worked_value_too() -> None:
+def test_fp32_logits_give_the_worked_value_too(arguments: Any) -> None:
     loss, _, _ = run(arguments(), *two_samples(torch.float32), [0, 1])
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(-0.259058, abs=2e-6)
 
 
-def test_the_terms_add_up_to_the_loss() -> None:
+def test_the_terms_add_up_to_the_loss(arguments: Any) -> None:
     args = arguments(entropy_coef=0.01, use_kl_loss=True, kl_loss_coef=0.001)
     loss, metrics, _ = run(args, *two_samples(ref_log_probs=REF), [0, 1])
     terms = metrics["pg_loss"] + 0.01 * metrics["entropy_loss"] + 0.001 * metrics["kl_loss"]
@@ -99,14 +104,14 @@ def test_the_terms_add_up_to_the_loss() -> None:
 
 
 @pytest.mark.parametrize(("kind", "unbiased", "expected"), [("k2", False, 0.01375), ("k3", True, 0.013981)])
-def test_worked_values_of_the_kl_term(kind: str, unbiased: bool, expected: float) -> None:
+def test_worked_values_of_the_kl_term(arguments: Any, kind: str, unbiased: bool, expected: float) -> None:
     args = arguments(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, use_unbiased_kl=unbiased)
     loss, metrics, _ = run(args, *two_samples(ref_log_probs=REF), [0, 1])
     assert metrics["kl_loss"].item() == pytest.approx(expected, abs=2e-6)
     assert loss.item() == pytest.approx(-0.259058 + expected, abs=4e-6)
 
 
-def test_a_flat_group_still_feels_the_kl_term() -> None:
+def test_a_flat_group_still_feels_the_kl_term(arguments: Any) -> None:
     """One token with log-prob -1 against -1.5 and advantage 0: only 0.1 times k3 is left."""
     logits, batch = two_samples(advantages=[[0.0] * 3, [0.0] * 4], ref_log_probs=[[-1.0, -1.7, -0.8], REF[1]])
     args = arguments(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k3")
@@ -115,7 +120,7 @@ def test_a_flat_group_still_feels_the_kl_term() -> None:
     assert loss.item() == pytest.approx(0.010653, abs=2e-6)
 
 
-def test_entropy_is_measured_and_pushed_only_if_asked() -> None:
+def test_entropy_is_measured_and_pushed_only_if_asked(arguments: Any) -> None:
     logits, batch = two_samples()
     _, metrics, without = run(arguments(), logits, batch, [0, 1])
     loss, with_bonus, gradient = run(arguments(entropy_coef=0.5), logits, batch, [0, 1])
@@ -125,14 +130,14 @@ def test_entropy_is_measured_and_pushed_only_if_asked() -> None:
     assert not torch.allclose(gradient, without)
 
 
-def test_worked_values_of_truncated_importance_sampling() -> None:
+def test_worked_values_of_truncated_importance_sampling(arguments: Any) -> None:
     args = arguments(use_tis=True, tis_clip=1.3)
     loss, metrics, _ = run(args, *two_samples(rollout_log_probs=ENGINE), [0, 1])
     assert loss.item() == pytest.approx(-0.173199, abs=2e-6)
     assert metrics["tis_clipfrac"].tolist() == [1.0, 6.0]
 
 
-def test_the_engine_is_measured_wherever_its_log_probs_are_known() -> None:
+def test_the_engine_is_measured_wherever_its_log_probs_are_known(arguments: Any) -> None:
     _, metrics, _ = run(arguments(), *two_samples(rollout_log_probs=ENGINE), [0, 1])
     weights = [1.020201, 0.951229, 0.951229, 1.051271, 1.491825, 0.951229]
     assert quotient(metrics["train_rollout_ratio"]) == pytest.approx(sum(weights) / 6, abs=2e-6)
@@ -140,7 +145,7 @@ def test_the_engine_is_measured_wherever_its_log_probs_are_known() -> None:
     assert "tis_clipfrac" not in metrics
 
 
-def test_rollout_log_probs_can_take_the_place_of_the_old_ones() -> None:
+def test_rollout_log_probs_can_take_the_place_of_the_old_ones(arguments: Any) -> None:
     args = arguments(use_rollout_logprobs=True)
     logits, batch = two_samples(rollout_log_probs=ENGINE)
     loss, metrics, _ = run(args, logits, batch, [0, 1])
@@ -149,7 +154,7 @@ def test_rollout_log_probs_can_take_the_place_of_the_old_ones() -> None:
     assert quotient(metrics["train_rollout_abs_diff"]) == pytest.approx(0.62 / 6, abs=2e-6)
 
 
-def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_that_of_reinforce() -> None:
+def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_that_of_reinforce(arguments: Any) -> None:
     logits, batch = two_samples()
     del batch["log_probs"]
     loss, metrics, gradient = run(arguments(), logits, batch, [0, 1])
@@ -160,7 +165,7 @@ def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_that_of_reinfor
     torch.testing.assert_close(gradient, at_old)
 
 
-def test_the_sampling_temperature_divides_the_logits() -> None:
+def test_the_sampling_temperature_divides_the_logits(arguments: Any) -> None:
     """Logits (2, 1, 0) at temperature 1/2: the token's log-prob is -0.142932, and the ratio to it is 1."""
     batch: dict[str, Any] = {
         "tokens": torch.tensor([[2, 0]]),
@@ -182,21 +187,33 @@ def test_the_sampling_temperature_divides_the_logits() -> None:
 EVERYTHING = {
     "use_tis": True,
     "tis_clip": 1.3,
+    "use_rs": True,
+    "rs_level": "geometric",
+    "rs_veto_threshold": 0.5,
+    "use_opsm": True,
+    "opsm_delta": 0.0,
     "entropy_coef": 0.01,
     "use_kl_loss": True,
     "kl_loss_coef": 0.1,
     "use_unbiased_kl": True,
-    "eps_clip_c": 3.0,
 }
+EVERY_TERM = [("grpo", {**EVERYTHING, "eps_clip_c": 3.0}), ("gspo", EVERYTHING), ("cispo", EVERYTHING)]
 
 
+@pytest.mark.parametrize(("recipe", "terms"), EVERY_TERM)
 @pytest.mark.parametrize("mode", list(Aggregation))
 @pytest.mark.parametrize("indices", [[[0], [1]], [[1, 0]]], ids=["one by one", "other order"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_micro_batches_and_order_change_neither_loss_nor_gradient(
-    mode: Aggregation, indices: list[list[int]], dtype: torch.dtype, tolerance: float
+    arguments: Any,
+    recipe: str,
+    terms: dict[str, Any],
+    mode: Aggregation,
+    indices: list[list[int]],
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
-    args = arguments(**EVERYTHING)
+    args = arguments(recipe, **terms)
     logits, batch = two_samples(dtype, ref_log_probs=REF, rollout_log_probs=ENGINE)
     whole, whole_metrics, whole_gradient = run(args, logits, batch, [0, 1], mode)
     pieces = [run(args, logits, batch, part, mode) for part in indices]
@@ -212,10 +229,13 @@ def test_micro_batches_and_order_change_neither_loss_nor_gradient(
         torch.testing.assert_close(total, value, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("recipe", "terms"), EVERY_TERM)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e4])
 @pytest.mark.parametrize("key", ["log_probs", "ref_log_probs", "rollout_log_probs", "advantages", "logits"])
-def test_a_poisoned_masked_slot_changes_nothing(key: str, poison: float) -> None:
-    args = arguments(**EVERYTHING)
+def test_a_poisoned_masked_slot_changes_nothing(
+    arguments: Any, recipe: str, terms: dict[str, Any], key: str, poison: float
+) -> None:
+    args = arguments(recipe, **terms)
     logits, batch = two_samples(ref_log_probs=REF, rollout_log_probs=ENGINE)
     clean = run(args, logits, batch, [0, 1])
     if key == "logits":
@@ -228,16 +248,68 @@ def test_a_poisoned_masked_slot_changes_nothing(key: str, poison: float) -> None
     assert all(torch.equal(dirty[1][name], value) for name, value in clean[1].items())
 
 
-def test_a_nan_in_a_trained_slot_reaches_the_loss() -> None:
+def test_a_nan_in_a_trained_slot_reaches_the_loss(arguments: Any) -> None:
     logits, batch = two_samples()
     batch["log_probs"][1][0] = float("nan")
     assert run(arguments(), logits, batch, [0, 1])[0].isnan()
 
 
-def test_a_micro_batch_without_trained_tokens_keeps_the_graph() -> None:
+@pytest.mark.parametrize(("recipe", "terms"), EVERY_TERM)
+def test_a_micro_batch_without_trained_tokens_keeps_the_graph(
+    arguments: Any, recipe: str, terms: dict[str, Any]
+) -> None:
     logits, batch = two_samples(ref_log_probs=REF, rollout_log_probs=ENGINE)
     batch["loss_masks"] = [torch.zeros_like(mask) for mask in batch["loss_masks"]]
-    loss, metrics, gradient = run(arguments(**EVERYTHING), logits, batch, [0, 1])
+    loss, metrics, gradient = run(arguments(recipe, **terms), logits, batch, [0, 1])
     assert loss.item() == 0.0
     assert not gradient.any()
     assert metrics["ratio_mean"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("recipe", "expected"), [("gspo", -0.261142), ("cispo", 0.034001)])
+def test_worked_values_of_the_other_actors(arguments: Any, recipe: str, expected: float) -> None:
+    bounds = {"eps_clip": 3e-4, "eps_clip_high": 4e-4} if recipe == "gspo" else {}
+    loss, metrics, _ = run(arguments(recipe, **bounds), *two_samples(), [0, 1])
+    assert loss.item() == pytest.approx(expected, abs=2e-6)
+    share = metrics["clipfrac"] if recipe == "gspo" else metrics["cispo_clipfrac"]
+    assert share.tolist() == [0.0 if recipe == "gspo" else 1.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"use_tis": True, "tis_clip": 1.3, "tis_clip_low": 0.95, "tis_mode": "mask"}, -0.465668),
+        ({"use_tis": True, "use_rs": True, "rs_upper_bound": 1.3, "rs_lower_bound": 0.5}, -0.465668),
+        (
+            {"use_tis": True, "use_rs": True, "rs_level": "geometric", "rs_upper_bound": 1.1, "rs_lower_bound": 0.95},
+            -0.775013,
+        ),
+    ],
+    ids=["icepop", "token rejection", "geometric mask with token weights"],
+)
+def test_worked_values_of_the_corrections(arguments: Any, settings: dict[str, Any], expected: float) -> None:
+    loss, _, _ = run(arguments(**settings), *two_samples(rollout_log_probs=ENGINE), [0, 1])
+    assert loss.item() == pytest.approx(expected, abs=2e-6)
+
+
+def test_rejection_is_measured_and_leaves_other_metrics_alone(arguments: Any) -> None:
+    args = arguments(use_rs=True, rs_upper_bound=1.3, rs_lower_bound=0.5, rs_veto_threshold=0.96)
+    batch = two_samples(rollout_log_probs=ENGINE)
+    _, metrics, _ = run(args, *batch, [0, 1])
+    assert metrics["rs_frac"].tolist() == [1.0, 6.0]
+    assert metrics["veto_frac"].tolist() == [2.0, 2.0]
+    assert metrics["pg_loss"].item() == 0.0
+    _, before, _ = run(arguments(), *batch, [0, 1])
+    assert torch.equal(metrics["train_rollout_ratio"], before["train_rollout_ratio"])
+    assert torch.equal(metrics["ppo_kl"], before["ppo_kl"])
+
+
+def test_off_policy_masking_takes_whole_sequences(arguments: Any) -> None:
+    loss, metrics, _ = run(arguments(use_opsm=True, opsm_delta=-0.1), *two_samples(), [0, 1])
+    assert metrics["opsm_frac"].tolist() == [1.0, 2.0]
+    assert loss.item() == pytest.approx((-0.884137 - 0.654985 - 0.841017) / 3, abs=2e-6)
+
+
+def test_the_effective_sample_size_is_a_mean_over_sequences(arguments: Any) -> None:
+    _, metrics, _ = run(arguments(), *two_samples(), [0, 1])
+    assert metrics["ess"].tolist() == pytest.approx([0.984536 + 0.966241, 2.0], abs=2e-6)

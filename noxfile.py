@@ -29,6 +29,7 @@ nox.options.sessions = CI_SESSIONS
 RECIPES = {
     "stacx-core": ["sft"],
     "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
+    "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
 }
 """Distribution -> the recipes it brings, which its wheel must list beside the host's and no others."""
@@ -71,8 +72,11 @@ class Package:
 
 def read(pyproject: Path) -> Package:
     """The package of a plugin's or an example's `pyproject.toml`."""
-    name = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["name"]
-    return Package(name, pyproject.parent, tuple(path.name for path in pyproject.parent.glob("test*")))
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    extras = tuple(sorted(set(project.get("optional-dependencies", {})) - {"test"}))
+    return Package(
+        project["name"], pyproject.parent, tuple(path.name for path in pyproject.parent.glob("test*")), extras=extras
+    )
 
 
 HOST = Package(

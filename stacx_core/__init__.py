@@ -14,7 +14,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from stacx_core.config import DataSync, ModelRole, TrainingConfig
     from stacx_core.data.batch import Batch
-    from stacx_core.data.sample import Sample
+    from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
+    from stacx_core.data.rendering import sft_sample
+    from stacx_core.data.sample import Message, Sample, SampleStatus
+    from stacx_core.data.sources import read_records
     from stacx_core.errors import (
         BatchError,
         CheckpointError,
@@ -28,17 +31,24 @@ if TYPE_CHECKING:
         RewardError,
         StacxError,
         UnknownRecipeError,
+        nearest,
     )
     from stacx_core.hookspecs import API_VERSION, hookimpl
     from stacx_core.knobs import Args, Knob
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
+    from stacx_core.rollout.engine import RolloutEngine
+    from stacx_core.rollout.protocol import Rollout
+    from stacx_core.rollout.sampled import sequence_limit
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
     "stacx_core.data.batch": ("Batch",),
-    "stacx_core.data.sample": ("Sample",),
+    "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
+    "stacx_core.data.rendering": ("sft_sample",),
+    "stacx_core.data.sample": ("Message", "Sample", "SampleStatus"),
+    "stacx_core.data.sources": ("read_records",),
     "stacx_core.errors": (
         "BatchError",
         "CheckpointError",
@@ -52,11 +62,15 @@ _HOME = {
         "RewardError",
         "StacxError",
         "UnknownRecipeError",
+        "nearest",
     ),
     "stacx_core.hookspecs": ("API_VERSION", "hookimpl"),
     "stacx_core.knobs": ("Args", "Knob"),
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
+    "stacx_core.rollout.engine": ("RolloutEngine",),
+    "stacx_core.rollout.protocol": ("Rollout",),
+    "stacx_core.rollout.sampled": ("sequence_limit",),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -74,13 +88,19 @@ __all__ = [
     "DataSync",
     "ExitCode",
     "Knob",
+    "Message",
     "ModelError",
     "ModelRole",
     "NonFiniteError",
     "PluginError",
+    "PromptRow",
+    "PromptStream",
     "RecipeError",
     "RewardError",
+    "Rollout",
+    "RolloutEngine",
     "Sample",
+    "SampleStatus",
     "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
@@ -88,7 +108,12 @@ __all__ = [
     "UnknownRecipeError",
     "hookimpl",
     "infer_algorithm",
+    "nearest",
+    "parse_prompt",
+    "read_records",
     "recipe",
+    "sequence_limit",
+    "sft_sample",
     "sum_of_sample_mean",
 ]
 

@@ -60,6 +60,7 @@ _KEYS = (
     BatchKey("kl", "[R] float32", "advantages", "estimated divergence from the reference"),
     BatchKey("advantages", "[R] float32", "advantages", "weight of each token in the policy loss"),
     BatchKey("returns", "[R] float32", "advantages", "target of the critic"),
+    BatchKey("kto_baseline", "float", "advantages", "log-ratio that a response must be above to be liked, in KTO"),
     BatchKey("opd_reverse_kl", "[R] float32", "advantages", "student minus teacher log-prob, a penalty"),
 )
 

@@ -69,7 +69,8 @@ class ModelRole:
         pool: name of the role whose devices this one shares.
         load_arg: knob that names this role's checkpoint; None, or that knob unset, means `hf_checkpoint`.
         head: "lm" for logits over the vocabulary, "scalar" for one value per position.
-        reads: batch key -> names of knobs any of which, when truthy, makes the role read it; () means always.
+        reads: batch key -> conditions any of which makes the role read it, each a knob that is set ("use_tis") or
+            has a value ("dpo_loss_type=kto"); () means always.
         prepare: whole-batch stages in order, run before any split: functions `(batch, args) -> metrics`, or
             references to them. They add keys such as `advantages` to the batch in place.
         overrides: host knob -> knob of the recipe that this role uses in its place when it is set, as in

@@ -86,8 +86,8 @@ def _role_fields(role: ModelRole) -> Iterator[Problem]:
         yield "reads", role.reads, "it must map batch keys to tuples of knob names, as in {'rewards': ()}"
     yield from _batch_keys("reads", tuple(role.reads))
     for key, knobs in role.reads.items():
-        if not _is_tuple_of(_is_identifier, knobs):
-            yield f"reads[{key!r}]", knobs, "it must be a tuple of knob names, () for always"
+        if not _is_tuple_of(_is_condition, knobs):
+            yield f"reads[{key!r}]", knobs, "it must be a tuple of 'knob' or 'knob=value', () for always"
     if not _is_tuple_of(_is_function, role.prepare):
         yield "prepare", role.prepare, "it must be a tuple of functions or object references to them"
     if not isinstance(role.overrides, FrozenMapping) or not all(map(_is_identifier, role.overrides.values())):
@@ -211,7 +211,8 @@ def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:
             yield f"roles[{role.name!r}].frozen_for", role.frozen_for
         for pair in role.overrides.items():
             yield from ((f"roles[{role.name!r}].overrides", name) for name in pair)
-        for key, names in role.reads.items():
+        for key, conditions in role.reads.items():
+            names = (condition.partition("=")[0] for condition in conditions)
             yield from ((f"roles[{role.name!r}].reads[{key!r}]", name) for name in names)
 
 
@@ -235,6 +236,10 @@ def _is_tuple_of(check: Any, value: Any) -> bool:
 
 def _is_identifier(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
+
+
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, str) and value.partition("=")[0].isidentifier()
 
 
 def _is_reference(value: Any) -> bool:

@@ -124,14 +124,14 @@ def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
     """Return what each role reads, in the order in which the stages write it."""
     rows = []
     for role in config.roles:
-        for key, knobs in role.reads.items():
+        for key, conditions in role.reads.items():
             rows.append(
                 {
                     "role": role.name,
                     "key": key,
                     "element": BATCH_KEYS[key].element,
                     "written_by": _producer(config, role, key),
-                    "when": [_flag(config, knob) for knob in knobs],
+                    "when": [_condition(config, condition) for condition in conditions],
                     "description": BATCH_KEYS[key].description,
                 }
             )
@@ -173,6 +173,11 @@ def _knob(config: TrainingConfig, knob: Knob, origin: str) -> dict[str, Any]:
         "origin": origin,
         "help": knob.help,
     }
+
+
+def _condition(config: TrainingConfig, condition: str) -> str:
+    knob, _, value = condition.partition("=")
+    return f"{_flag(config, knob)} {value}".rstrip()
 
 
 def _flag(config: TrainingConfig, name: str) -> str:

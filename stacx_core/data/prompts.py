@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from stacx_core.data.reasoning_gym import SCHEME, reasoning_gym_items
@@ -65,7 +65,7 @@ def load_prompts(source: str, *, input_key: str, label_key: str | None, seed: in
 def _row(record: Any, where: str, index: int, input_key: str, label_key: str | None) -> PromptRow:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a row must be an object with named fields, not {type(record).__name__}")
-    prompt = _prompt(_field(record, input_key, "input_key", where), f"{where}: {input_key!r}")
+    prompt = parse_prompt(_field(record, input_key, "input_key", where), f"{where}: {input_key!r}")
     label = None
     if label_key is not None:
         label = _label(_field(record, label_key, "label_key", where), f"{where}: {label_key!r}")
@@ -81,7 +81,16 @@ def _field(record: dict[str, Any], key: str, knob: str, where: str) -> Any:
     return record[key]
 
 
-def _prompt(value: Any, what: str) -> str | list[Message]:
+def parse_prompt(value: Any, what: str) -> str | list[Message]:
+    """A prompt as a data set holds it: text that is not blank, or at least one chat message.
+
+    Args:
+        value: of the prompt's column.
+        what: names file, line and column in an error.
+
+    Raises:
+        DataError: it is neither.
+    """
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{what} is empty")
@@ -123,19 +132,28 @@ def _label(value: Any, what: str) -> str:
     return str(value)
 
 
-def fingerprint(rows: Sequence[PromptRow]) -> str:
+def fingerprint(rows: Iterable[Any]) -> str:
     """16 hex digits of a hash of what the rows hold, in their order, wherever the file lies."""
     digest = hashlib.sha256()
     for row in rows:
-        # An object that is no JSON counts by its type: its text may hold an address.
-        text = json.dumps([row.prompt, row.label, row.metadata], skipkeys=True, default=lambda v: type(v).__name__)
-        digest.update(text.encode() + b"\n")
+        digest.update(json.dumps(row, skipkeys=True, default=_plain).encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+_NAMES = ("where", "task_id")
+"""Fields that only name a row in messages."""
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a value; an unknown object counts by its type, since its text may hold an address."""
+    if is_dataclass(value):
+        return [getattr(value, field.name) for field in fields(value) if field.name not in _NAMES]
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
 _ORDER = {
     "rows": "the number of prompt rows",
-    "content": "the fingerprint of the prompt data",
+    "content": "the fingerprint of the prompts",
     "seed": "--seed",
     "shuffle": "--rollout-shuffle",
 }
@@ -149,16 +167,15 @@ class PromptStream(Generic[Row]):
         rows: at least one.
         seed: the run's seed; each epoch is permuted by the sub-seed ("prompts", epoch).
         shuffle: False keeps the order of the source in every epoch.
-        content: `fingerprint` of the data that the rows were made of.
     """
 
-    def __init__(self, rows: Sequence[Row], seed: int, shuffle: bool, content: str) -> None:
+    def __init__(self, rows: Sequence[Row], seed: int, shuffle: bool) -> None:
         if not rows:
             raise DataError("the prompt data has no row")
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
-        self._content = content
+        self._content = fingerprint(rows)
         self._epoch = 0
         self._position = 0
         self._order = self._permutation()
@@ -201,7 +218,7 @@ class PromptStream(Generic[Row]):
         if changes:
             raise CheckpointError(
                 f"cannot resume with other prompts: {'; '.join(changes)}",
-                "resume with the data, --seed and --rollout-shuffle that the run began with",
+                "resume with the data, the limits of length, --seed and --rollout-shuffle that the run began with",
                 "or start a new run from the weights of the checkpoint, with --hf-checkpoint",
             )
         self._epoch, self._position = state["epoch"], state["position"]

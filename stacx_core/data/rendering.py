@@ -42,6 +42,7 @@ def sft_sample(
     *,
     mode: ChatTemplateMode = "auto",
     max_length: int | None = None,
+    context: int = 0,
 ) -> Sample | None:
     """The supervised sample of a row: mask 1 on assistant tokens and on the token that ends their turn.
 
@@ -54,6 +55,7 @@ def sft_sample(
         tokenizer: of the policy.
         mode: when to use the chat template; messages always need one.
         max_length: tokens kept, from the left; a sample cut by it has status TRUNCATED and no end token.
+        context: leading messages that are only read; the assistant's among them belong to the prompt.
 
     Returns:
         The sample, or None when `max_length` leaves nothing of the response.
@@ -64,7 +66,7 @@ def sft_sample(
         ConfigError: `mode` asks for a template the tokenizer lacks.
     """
     chat = _uses_chat_template(row, tokenizer, mode)
-    prompt, *response = _chat_spans(row, tokenizer) if chat else _plain_spans(row, tokenizer)
+    prompt, *response = _chat_spans(row, tokenizer, context) if chat else _plain_spans(row, tokenizer)
     prompt_ids = prompt[0]
     response_ids = [token for ids, _ in response for token in ids]
     mask = [int(trained) for ids, trained in response for _ in ids]
@@ -175,14 +177,14 @@ def _chat_text(row: PromptRow, messages: list[Message], tokenizer: PreTrainedTok
     return str(text)
 
 
-def _chat_spans(row: PromptRow, tokenizer: PreTrainedTokenizerBase) -> list[Span]:
-    """The conversation cut at its assistant turns, each piece encoded by itself, as in a rollout.
+def _chat_spans(row: PromptRow, tokenizer: PreTrainedTokenizerBase, context: int) -> list[Span]:
+    """The conversation cut at its assistant turns behind the context, each piece encoded by itself, as in a rollout.
 
     Every rendering of the first messages must be a beginning of the whole: a template that rewrites history
     (drops earlier thoughts, say) would put the mask on tokens the model never saw in that place.
     """
     messages = _messages(row) + ([] if row.label is None else [{"role": "assistant", "content": row.label}])
-    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant" and number >= context]
     if not turns or turns[0] == 0:
         raise DataError(
             f"{_name(row)}: " + ("the first message is the assistant's" if turns else "no assistant message to learn")

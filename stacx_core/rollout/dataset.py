@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.data.prompts import PromptStream, fingerprint, load_prompts
+from stacx_core.data.prompts import PromptStream, load_prompts
 from stacx_core.data.rendering import sft_samples
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
@@ -34,7 +34,7 @@ class DatasetRollout(RollIn):
             rows, tokenizer, mode=args.apply_chat_template, max_length=sequence_limit(args, context_length)
         )
         self.num_prompts = len(samples)
-        self.stream = PromptStream(samples, args.seed, args.rollout_shuffle, fingerprint(rows))
+        self.stream = PromptStream(samples, seed=args.seed, shuffle=args.rollout_shuffle)
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.rollout.protocol.RollIn`; the engine is not used."""

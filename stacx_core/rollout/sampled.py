@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.data.prompts import PromptRow, PromptStream, fingerprint, load_prompts
+from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.errors import DataError, RewardError
@@ -50,7 +50,7 @@ class SampledRollout(RollIn):
             )
         self.num_prompts = len(fitting)
         self.dropped = len(rows) - len(fitting)
-        self.stream = PromptStream(fitting, args.seed, args.rollout_shuffle, fingerprint(rows))
+        self.stream = PromptStream(fitting, seed=args.seed, shuffle=args.rollout_shuffle)
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )

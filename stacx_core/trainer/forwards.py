@@ -19,8 +19,14 @@ def own_key(role: ModelRole) -> str:
 
 def reads(role: ModelRole, key: str, args: Args) -> bool:
     """Whether the role's loss reads the batch key under these arguments."""
-    knobs = role.reads.get(key)
-    return knobs is not None and (not knobs or any(args.get(knob) for knob in knobs))
+    conditions = role.reads.get(key)
+    return conditions is not None and (not conditions or any(_holds(condition, args) for condition in conditions))
+
+
+def _holds(condition: str, args: Args) -> bool:
+    """Whether a knob is set, or for "knob=value" has that value."""
+    knob, asks, value = condition.partition("=")
+    return str(args.get(knob)) == value if asks else bool(args.get(knob))
 
 
 def run_forwards(

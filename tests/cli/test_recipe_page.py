@@ -20,7 +20,7 @@ def page() -> dict[str, Any]:
         reads={
             "advantages": (),
             "values": (),
-            "ref_log_probs": ("ref_load", "odd_beta"),
+            "ref_log_probs": ("ref_load", "odd_beta=0.5"),
             "teacher_log_probs": (),
         },
         prepare=("pack.stages:first", "pack.stages:second"),
@@ -43,7 +43,7 @@ def test_who_writes_each_batch_key_in_the_order_of_the_stages() -> None:
         ("critic", "log_probs", "sync from policy (exchange)", []),
         ("critic", "values", "forward of critic", []),
         ("policy", "teacher_log_probs", "rollout", []),
-        ("policy", "ref_log_probs", "forward", ["--ref-load", "--odd-beta"]),
+        ("policy", "ref_log_probs", "forward", ["--ref-load", "--odd-beta 0.5"]),
         ("policy", "values", "sync from critic (exchange)", []),
         ("policy", "advantages", "advantages", []),
     ]

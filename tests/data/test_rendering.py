@@ -193,6 +193,17 @@ def test_a_label_is_one_more_assistant_message() -> None:
     assert split(with_label) == split(made(sft_sample(row(say("a", "b", "c", "d")), tokenizer(CHAT))))
 
 
+def test_turns_of_the_context_are_read_and_not_learnt() -> None:
+    """With three messages of context the first answer is prompt; a template may then rewrite it."""
+    for template, message in ((CHAT, "b"), (FORGETFUL, "<think> b")):
+        sample = made(sft_sample(row(say("a", message, "c", "d e")), tokenizer(template), context=3))
+        prompt, response, mask = split(sample)
+        assert prompt[-9:] == [NEWLINE, START, USER, NEWLINE, C, END, NEWLINE, START, ASSISTANT, NEWLINE][-9:]
+        assert (response, mask) == ([D, E, END], [1, 1, 1])
+    with pytest.raises(DataError, match="no assistant message to learn"):
+        sft_sample(row(say("a", "b")), tokenizer(CHAT), context=2)
+
+
 def test_nothing_behind_the_last_assistant_turn_is_kept() -> None:
     assert made(sft_sample(row(say("a", "b", "c")), tokenizer(CHAT))).tokens[-2:] == [B, END]
 

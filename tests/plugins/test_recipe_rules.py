@@ -100,6 +100,8 @@ BROKEN: dict[str, tuple[Callable[[], TrainingConfig], list[str]]] = {
     ),
     "condition without a comma": (lambda: build(role(reads={"kl": "ref_load"})), ["reads['kl']", "tuple"]),
     "unknown condition": (lambda: build(role(reads={"kl": ("ref_lod",)})), ["'ref_lod'", "'ref_load'"]),
+    "condition without a knob": (lambda: build(role(reads={"kl": ("=x",)})), ["reads['kl']", "'knob=value'"]),
+    "value of an unknown knob": (lambda: build(role(reads={"kl": ("ref_lod=x",)})), ["'ref_lod'", "'ref_load'"]),
     "values nobody delivers": (lambda: build(role(reads={"values": ()})), ["'values'", "add a DataSync"]),
     "stage that is no function": (lambda: build(role(prepare=(3,))), ["prepare is (3,)"]),
     "dangling source": (lambda: synced(sync("refs", "policy", ("kl",))), ["syncs[0].src", "'refs'", "'ref'"]),

@@ -28,6 +28,9 @@ MASKS = [[1, 1, 0, 1], [1], [0, 1, 1], [1, 1, 1, 1, 1, 0], [0, 0], [1, 0]]
 ROLLOUTS = [0, 1, 2, 2, 3, 4]
 """Samples 2 and 3 are cut from one rollout; sample 4 is not trained on at all."""
 
+LOSSES = {"sft": 0, "grpo": 0, "gspo": 0, "cispo": 0, "ppo": 1}
+"""Recipe -> the place of the role whose loss is looked at; of ppo the critic's."""
+
 EVERY_TERM = {
     "use_kl_loss": True,
     "kl_loss_coef": 0.3,
@@ -57,7 +60,8 @@ def samples() -> Batch:
         for i, (prompt, mask, rollout) in enumerate(zip(PROMPTS, MASKS, ROLLOUTS, strict=True))
     ]
     batch, _ = samples_to_batch(listed, mask_truncated=False, reward_key=None)
-    batch["advantages"] = [torch.randn(len(mask), generator=draw) for mask in MASKS]
+    for key in ("advantages", "values", "returns"):
+        batch[key] = [torch.randn(len(mask), generator=draw) for mask in MASKS]
     for key in ("log_probs", "rollout_log_probs", "ref_log_probs"):
         batch[key] = [-3 * torch.rand(len(mask), generator=draw) for mask in MASKS]
     return batch
@@ -70,11 +74,16 @@ def step(checkpoint: Path, host_args: Any) -> Any:
     def run(recipe: str, batch: Batch, dtype: torch.dtype = torch.float64, **given: Any) -> Result:
         config = TRAINING_CONFIGS[recipe]
         own = {knob.name: knob.default for knob in config.knobs}
-        terms = EVERY_TERM if recipe == "grpo" else {}
-        args: Args = host_args(rollout_temperature=0.7, rollout_max_response_len=6, **{**own, **terms, **given})
-        model = load_model(str(checkpoint), dtype, torch.device("cpu"))
-        loss = resolve_object(config.roles[0].specialization_cls)(args)
-        worker = RoleWorker(config.roles[0], model, loss, args, plugin_host().hook)
+        terms = {name: value for name, value in EVERY_TERM.items() if name in own}
+        args: Args = host_args(
+            rollout_temperature=0.7, rollout_max_response_len=6, **{**own, **config.defaults, **terms, **given}
+        )
+        role = config.roles[LOSSES[recipe]]
+        model = load_model(str(checkpoint), dtype, torch.device("cpu"), role.head)
+        if role.head == "scalar":
+            torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
+        loss = resolve_object(role.specialization_cls)(args)
+        worker = RoleWorker(role, model, loss, args, plugin_host().hook)
         metrics = worker.backward(batch)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         assert len(gradients) == len(list(model.parameters()))
@@ -94,7 +103,7 @@ CUTS = [{"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_size": 3
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+@pytest.mark.parametrize("recipe", LOSSES)
 def test_the_cut_into_micro_batches_never_shows(step: Any, recipe: str, aggregation: str, dtype: torch.dtype) -> None:
     whole = step(recipe, samples(), dtype, loss_aggregation=aggregation)
     for cut in CUTS:
@@ -103,7 +112,7 @@ def test_the_cut_into_micro_batches_never_shows(step: Any, recipe: str, aggregat
 
 @pytest.mark.parametrize("order", [[5, 4, 3, 2, 1, 0], [3, 0, 5, 2, 1, 4]])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+@pytest.mark.parametrize("recipe", LOSSES)
 def test_the_order_of_the_samples_never_shows(step: Any, recipe: str, aggregation: str, order: Sequence[int]) -> None:
     expected = step(recipe, samples(), loss_aggregation=aggregation)
     for size in (2, None):
@@ -113,12 +122,12 @@ def test_the_order_of_the_samples_never_shows(step: Any, recipe: str, aggregatio
 
 @pytest.mark.parametrize("filling", [float("nan"), float("inf"), 1e4])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+@pytest.mark.parametrize("recipe", LOSSES)
 def test_what_stands_in_a_masked_slot_never_shows(step: Any, recipe: str, aggregation: str, filling: float) -> None:
     expected = step(recipe, samples(), loss_aggregation=aggregation)
     batch = samples()
     filled = [key for key in RESPONSE_KEYS if key in batch and key != "loss_masks"]
-    assert filled == ["rollout_log_probs", "log_probs", "ref_log_probs", "advantages"]
+    assert filled == ["rollout_log_probs", "log_probs", "ref_log_probs", "values", "advantages", "returns"]
     for key in filled:
         for values, mask in zip(batch[key], batch["loss_masks"], strict=True):
             values[mask == 0] = filling
@@ -138,7 +147,7 @@ def one_prompt() -> Batch:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+@pytest.mark.parametrize("recipe", LOSSES)
 def test_the_cut_of_a_group_with_one_prompt_never_shows(
     step: Any, recipe: str, aggregation: str, dtype: torch.dtype
 ) -> None:

@@ -27,8 +27,10 @@ sys.path.insert(0, str(QUICKSTART))
 from make_task import make_task  # noqa: E402
 
 SEED = 0
-WRONG_BY = (1, 2, 9, 10, 11)
-"""How far the rejected answer of a preference pair is from the right one."""
+WRONG_BY = (1, 2, 3, 10, 11, 20, 30)
+"""How far half of the rejected answers of the preference pairs are from the right one; the others are any number."""
+
+PAIRS_PER_SUM = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ ONLINE = (
     *("--rollout-batch-size", "128", "--n-samples-per-prompt", "8", "--num-rollout", "250"),
     *("--lr", "3e-4", "--lr-warmup-iters", "80", "--lr-decay-style", "linear"),
 )
-PAIRS = ("--prompt-data", "{task}/pairs.jsonl", "--eval-pair-data", "{task}/held_out_pairs.jsonl")
+PAIRS = (
+    *("--prompt-data", "{task}/pairs.jsonl", "--eval-pair-data", "{task}/held_out_pairs.jsonl"),
+    *("--lr-decay-style", "linear"),
+)
 
 ARMS: dict[str, Arm] = {
     "grpo": Arm("grpo", ONLINE),
@@ -70,12 +75,12 @@ ARMS: dict[str, Arm] = {
     "grpo, shuffled rewards": Arm("grpo", (*ONLINE, "--prompt-data", "{task}/shuffled.jsonl")),
     "dpo": Arm(
         "dpo",
-        (*PAIRS, "--rollout-batch-size", "64", "--num-rollout", "100", "--lr", "1e-4"),
+        (*PAIRS, "--rollout-batch-size", "128", "--num-rollout", "200", "--lr", "3e-4", "--lr-warmup-iters", "20"),
         metric="eval/accuracy",
     ),
     "reward_model": Arm(
         "reward_model",
-        (*PAIRS, "--rollout-batch-size", "128", "--num-rollout", "200", "--lr", "5e-4"),
+        (*PAIRS, "--rollout-batch-size", "128", "--num-rollout", "800", "--lr", "3e-4", "--lr-warmup-iters", "50"),
         metric="eval/accuracy",
     ),
     "grpo on the reward model": Arm(
@@ -106,8 +111,8 @@ def warm_start(folder: Path) -> None:
     rng.shuffle(labels)
     shuffled = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
     write_rows(task / "shuffled.jsonl", shuffled)
-    for source, target in (("train", "pairs"), ("held_out", "held_out_pairs")):
-        write_rows(task / f"{target}.jsonl", [pair(row, rng) for row in read_rows(task / f"{source}.jsonl")])
+    write_rows(task / "pairs.jsonl", [pair(row, rng) for _ in range(PAIRS_PER_SUM) for row in rows])
+    write_rows(task / "held_out_pairs.jsonl", [pair(row, rng) for row in read_rows(task / "held_out.jsonl")])
     stacx(
         *("train", "--algorithm", "sft", "--hf-checkpoint", str(task / "model"), "--label-key", "label"),
         *("--prompt-data", str(task / "demonstrations.jsonl"), "--rollout-batch-size", "256", "--num-rollout", "150"),
@@ -117,9 +122,12 @@ def warm_start(folder: Path) -> None:
 
 
 def pair(row: dict[str, str], rng: random.Random) -> dict[str, str]:
-    """The right answer preferred to one that is near it."""
-    wrong = int(row["label"]) + rng.choice((-1, 1)) * rng.choice(WRONG_BY)
-    return {"prompt": row["prompt"], "chosen": row["label"], "rejected": str(wrong)}
+    """The right answer preferred to one that is near it, or to any other."""
+    right = wrong = int(row["label"])
+    while wrong == right or wrong < 0:
+        near = right + rng.choice((-1, 1)) * rng.choice(WRONG_BY)
+        wrong = near if rng.random() < 0.5 else rng.randrange(20, 199)
+    return {"prompt": row["prompt"], "chosen": str(right), "rejected": str(wrong)}
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

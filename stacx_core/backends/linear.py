@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 SMALLEST = 2**21
 """Multiplications from which on oneDNN's dearer call is worth it."""
 
-ROWS = 128
+ROWS = 256
 """oneDNN compiles and keeps a kernel for each number of rows it meets, so large ones are made multiples of this."""
 
 

@@ -49,12 +49,6 @@ class GroupStatistics:
             return cls(votes, mean, 0.0, voters > 1)
         return cls(votes, mean, math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (voters - 1)), False)
 
-    def mean_of_others(self, rollout: int) -> float:
-        """The mean vote of all rollouts but one; needs another voter than that one."""
-        if rollout not in self.votes:
-            return self.mean
-        return (self.voters * self.mean - self.votes[rollout]) / (self.voters - 1)
-
 
 Relative = Callable[[float, int, GroupStatistics], float]
 """``(reward, rollout id, statistics of its group)`` -> advantage, where the votes of the group differ."""

@@ -33,4 +33,5 @@ def leave_one_out_advantages(batch: Batch, args: Args) -> dict[str, float]:
 
 def leave_one_out(reward: float, rollout: int, group: GroupStatistics) -> float:
     """``A_i = r_i - mean of the others = n / (n - 1) (r_i - mean)``; its baseline does not depend on the response."""
-    return reward - group.mean_of_others(rollout)
+    others = [vote for other, vote in group.votes.items() if other != rollout]
+    return reward - sum(others) / len(others)

@@ -95,7 +95,7 @@ def test_variables_are_parsed_and_others_left_alone() -> None:
 )
 def test_a_wrong_variable_is_refused(variable: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        environment_values(KNOBS, {variable: "x"}, {"STACX_EPS_CLIP": "grpo"})
+        environment_values(KNOBS, {variable: "x"}, {"STACX_EPS_CLIP": "recipe 'grpo'"})
     assert message in str(error.value)
 
 

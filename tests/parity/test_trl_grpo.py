@@ -9,9 +9,12 @@ Where the two differ by design:
 
 - TRL divides by ``std + 1e-4``, we by ``std + 1e-6``. The losses are compared on TRL's advantages, and the advantages
   with the factor ``(std + 1e-6) / (std + 1e-4)``.
-- TRL's ``scale_rewards="batch"`` divides what is left of the group's mean by the deviation of all raw rewards; our
-  ``reinforce_pp_baseline`` whitens it over the trained tokens, so by its own mean m and deviation s. Ours times
-  ``s / (std of rewards + 1e-4)``, after adding ``m / s``, is TRL's.
+- TRL's ``scale_rewards="batch"`` divides the reward minus the mean of its group by the deviation of all raw rewards;
+  our ``reinforce_pp_baseline`` whitens it over the trained tokens, so with the mean m and the variance v of what it
+  divides. ``(ours sqrt(v + 1e-8) + m) / (std of rewards + 1e-4)`` is TRL's.
+- The loss is a mean over the step in both; a step of n batches is in TRL the sum of losses that are already over n.
+- TRL's ``delta`` is our ``eps_clip_c`` as long as it is above ``1 + epsilon_high``, as TRL recommends. Below that TRL
+  bounds the ratio by ``1 + epsilon_high`` where A < 0, and by ``delta`` where A > 0 too; ours follows Ye et al. 2020.
 - TRL's ``epsilon_high`` of ``cispo`` is the largest weight, ours is how far it is above 1.
 - TRL adds the mean entropy of a token whatever the loss type, we reduce entropies like the loss; with a mean over
   tokens they are the same.
@@ -40,7 +43,7 @@ from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
 from stacx_core.recipes import TRAINING_CONFIGS
 
-pytest.importorskip("trl", reason="trl is not installed; `nox --session trl` installs it and runs these tests")
+pytest.importorskip("trl", reason="trl is not installed; `nox -s trl` installs it and runs these tests")
 
 PROMPTS = [[2, 3, 4], [2, 3, 4], [2, 3, 4], [5, 6], [5, 6], [5, 6]]
 RESPONSES = [[7, 8, 9, 10], [3], [4, 5, 6], [7, 7, 7, 8, 9, 2], [5, 5], [2, 3]]

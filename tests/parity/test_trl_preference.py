@@ -33,7 +33,7 @@ from stacx_core.data.sample import Sample
 from stacx_plugin_preference.kto import MISMATCHED
 from stacx_plugin_preference.rows import MARGIN
 
-pytest.importorskip("trl", reason="trl is not installed; `nox --session trl` installs it and runs these tests")
+pytest.importorskip("trl", reason="trl is not installed; `nox -s trl` installs it and runs these tests")
 
 PROMPTS = [[2, 3, 4], [5, 6], [9]]
 CHOSEN = [[7, 8, 9, 10], [3], [4, 5, 6]]

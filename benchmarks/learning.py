@@ -24,13 +24,17 @@ HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "examples" / "quickstart"
 sys.path.insert(0, str(QUICKSTART))
 
+import torch  # noqa: E402
 from make_task import make_task  # noqa: E402
 
-SEED = 0
-WRONG_BY = (1, 2, 3, 10, 11, 20, 30)
-"""How far half of the rejected answers of the preference pairs are from the right one; the others are any number."""
+from stacx_core.backends.model import load_model, load_tokenizer  # noqa: E402
+from stacx_core.rollout.engine import GenerationRequest, SamplingParams  # noqa: E402
+from stacx_core.rollout.local import LocalEngine  # noqa: E402
+from stacx_core.seeds import sub_seed  # noqa: E402
 
-PAIRS_PER_SUM = 4
+SEED = 0
+ANSWERS = 6
+"""Answers sampled for the preference pairs of each sum."""
 
 
 @dataclass(frozen=True)
@@ -111,23 +115,38 @@ def warm_start(folder: Path) -> None:
     rng.shuffle(labels)
     shuffled = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
     write_rows(task / "shuffled.jsonl", shuffled)
-    write_rows(task / "pairs.jsonl", [pair(row, rng) for _ in range(PAIRS_PER_SUM) for row in rows])
-    write_rows(task / "held_out_pairs.jsonl", [pair(row, rng) for row in read_rows(task / "held_out.jsonl")])
     stacx(
         *("train", "--algorithm", "sft", "--hf-checkpoint", str(task / "model"), "--label-key", "label"),
         *("--prompt-data", str(task / "demonstrations.jsonl"), "--rollout-batch-size", "256", "--num-rollout", "150"),
         *("--lr", "1e-3", "--lr-decay-style", "linear", "--seed", str(SEED), "--output-dir", str(folder / "sft")),
         log=folder / "sft.log",
     )
+    policy = checkpoint(folder / "sft") / "policy"
+    for number, (source, target) in enumerate((("train", "pairs"), ("held_out", "held_out_pairs"))):
+        write_rows(task / f"{target}.jsonl", pairs(read_rows(task / f"{source}.jsonl"), policy, SEED + number))
 
 
-def pair(row: dict[str, str], rng: random.Random) -> dict[str, str]:
-    """The right answer preferred to one that is near it, or to any other."""
-    right = wrong = int(row["label"])
-    while wrong == right or wrong < 0:
-        near = right + rng.choice((-1, 1)) * rng.choice(WRONG_BY)
-        wrong = near if rng.random() < 0.5 else rng.randrange(20, 199)
-    return {"prompt": row["prompt"], "chosen": str(right), "rejected": str(wrong)}
+def pairs(rows: Sequence[dict[str, str]], policy: Path, seed: int) -> list[dict[str, str]]:
+    """The right answer preferred to each wrong one that the warm start samples, and to one number at random."""
+    rng = random.Random(seed)
+    found = []
+    for row, answers in zip(rows, sampled(policy, [row["prompt"] for row in rows], seed), strict=True):
+        wrong = {*answers, str(rng.randrange(20, 199))} - {row["label"], ""}
+        found += [{"prompt": row["prompt"], "chosen": row["label"], "rejected": answer} for answer in sorted(wrong)]
+    return found
+
+
+def sampled(policy: Path, prompts: Sequence[str], seed: int) -> list[list[str]]:
+    """Answers of a model to each prompt."""
+    tokenizer = load_tokenizer(str(policy))
+    model = load_model(str(policy), torch.float32, torch.device("cpu"))
+    engine = LocalEngine(model, [int(tokenizer.eos_token_id)], max_running=1024)
+    requests = [
+        GenerationRequest(tokenizer.encode(prompt), [sub_seed(seed, "pair", number, k) for k in range(ANSWERS)])
+        for number, prompt in enumerate(prompts)
+    ]
+    generated = engine.generate(requests, SamplingParams(max_new_tokens=8))
+    return [[str(tokenizer.decode(one.ids, skip_special_tokens=True)) for one in group] for group in generated]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

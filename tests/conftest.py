@@ -88,6 +88,9 @@ REWARDS = '''
 
 import os
 
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 calls = 0
 
 

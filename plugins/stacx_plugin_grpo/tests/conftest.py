@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import stacx_plugin_grpo.recipes  # noqa: F401
 from stacx_core import TRAINING_CONFIGS, Args
 from stacx_core.host_knobs import HOST_KNOBS
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stacx_core import Args
 from stacx_plugin_preference.knobs import DPO_KNOBS
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 WORDS = ["[UNK]", "</s>", "<|end|>", "user:", "assistant:", *"abcdefgh"]
 CHAT = (

@@ -19,6 +19,7 @@ COMMANDS = {
     "plot": ("stacx_core.cli.plot:plot", "Draw the curves of runs."),
     "list-recipes": ("stacx_core.cli.listing:list_recipes", "List the recipes of all plugins."),
     "show-recipe": ("stacx_core.cli.recipe_page:show_recipe", "Show everything about one recipe."),
+    "check": ("stacx_core.cli.check:check", "Check that recipes keep what every recipe must."),
     "plugins": ("stacx_core.cli.listing:plugins", "List the installed plugins, also the broken ones."),
     "doctor": ("stacx_core.cli.doctor:doctor", "Check versions, extras, devices, threads and plugins."),
 }
@@ -86,14 +87,17 @@ def stacx(ctx: click.Context, verbose: bool) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the group; print an error, if there is one, and return the exit code."""
+    """Run the group; print an error, if there is one, and return the exit code.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, but for that of a training run, which saves.
+    """
     session = Session()
     try:
         result = stacx.main(arguments, prog_name="stacx", standalone_mode=False, obj=session)
         return result if isinstance(result, int) else ExitCode.OK
-    except click.Abort:
-        click.echo("error: interrupted", err=True)
-        return ExitCode.INTERRUPTED
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
     except (click.ClickException, StacxError) as error:
         if session.verbose:
             traceback.print_exc()

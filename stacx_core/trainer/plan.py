@@ -57,7 +57,8 @@ def _check_environment(config: TrainingConfig, args: Args, plays: bool) -> None:
     """Refuse knobs that would be ignored, with an environment or without one."""
     if args.environment is None:
         for knob in HOST_KNOBS:
-            if knob.section == "environment" and not args.is_default(knob.name):
+            given = getattr(args, knob.name) != knob.default and not args.is_default(knob.name)
+            if knob.section == "environment" and given:
                 raise ConfigError(f"{knob.flag} has no effect without --environment; add it")
         return
     for name in _ENVIRONMENT_GIVES:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         DataError,
+        EpisodeError,
         ExitCode,
         ModelError,
         NonFiniteError,
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
     from stacx_core.rollout.engine import RolloutEngine
-    from stacx_core.rollout.protocol import Rollout
+    from stacx_core.rollout.environment import Environment, Step, load_environment
+    from stacx_core.rollout.episode_metrics import episode_metrics
+    from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
+    from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
+    from stacx_core.rollout.episodes import Episode, EpisodeTask, Turn
+    from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import sequence_limit
+    from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
@@ -54,6 +61,7 @@ _HOME = {
         "CheckpointError",
         "ConfigError",
         "DataError",
+        "EpisodeError",
         "ExitCode",
         "ModelError",
         "NonFiniteError",
@@ -69,7 +77,13 @@ _HOME = {
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
     "stacx_core.rollout.engine": ("RolloutEngine",),
-    "stacx_core.rollout.protocol": ("Rollout",),
+    "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
+    "stacx_core.rollout.episode_metrics": ("episode_metrics",),
+    "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
+    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
+    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Turn"),
+    "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
+    "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
     "stacx_core.rollout.sampled": ("sequence_limit",),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
@@ -86,6 +100,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DataSync",
+    "Environment",
+    "Episode",
+    "EpisodeError",
+    "EpisodeRollout",
+    "EpisodeRunner",
+    "EpisodeTask",
     "ExitCode",
     "Knob",
     "Message",
@@ -97,6 +117,7 @@ __all__ = [
     "PromptStream",
     "RecipeError",
     "RewardError",
+    "RollIn",
     "Rollout",
     "RolloutEngine",
     "Sample",
@@ -104,17 +125,28 @@ __all__ = [
     "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
+    "Step",
+    "TaskStream",
     "TrainingConfig",
+    "Turn",
     "UnknownRecipeError",
+    "episode_metrics",
+    "episode_runner",
+    "grouped_samples",
+    "held_out_tasks",
     "hookimpl",
     "infer_algorithm",
+    "load_environment",
     "nearest",
     "parse_prompt",
     "read_records",
     "recipe",
+    "sampled_or_played",
     "sequence_limit",
     "sft_sample",
+    "student_only",
     "sum_of_sample_mean",
+    "training_task",
 ]
 
 

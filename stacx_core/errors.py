@@ -75,6 +75,10 @@ class RewardError(StacxError, RuntimeError):
     """A reward function that failed or returned what is no reward."""
 
 
+class EpisodeError(StacxError, RuntimeError):
+    """An environment that failed every episode of a rollout."""
+
+
 class NonFiniteError(StacxError, ArithmeticError):
     """A loss, gradient or weight that is NaN or infinite."""
 

@@ -12,7 +12,13 @@ from stacx_core.errors import BatchError
 Message = dict[str, Any]
 """One chat message: `{"role": str, "content": str, ...}`."""
 
-ALIGNED_FIELDS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+ALIGNED_FIELDS = (
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "teacher_topk_ids",
+    "teacher_topk_log_probs",
+)
 """Optional fields of `Sample` with one entry per response token."""
 
 
@@ -43,6 +49,8 @@ class Sample:
         weight_versions: weights that generated the response, one entry per generation call.
         rollout_log_probs: R log-probs of the engine at sampling time (nats), 0.0 on environment tokens.
         teacher_log_probs: R log-probs of the teacher (nats); +1.0 marks a token the teacher itself produced.
+        teacher_topk_ids, teacher_topk_log_probs: at each of the R tokens K ids, and the teacher's log-probs of them.
+        teacher_prompt: prompt ids under which a teacher role scores the response, when they are not the student's.
         status: how generation ended.
         remove_sample: keep the sample out of the loss and out of its group's statistics.
         metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
@@ -63,6 +71,9 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     teacher_log_probs: list[float] | None = None
+    teacher_topk_ids: list[list[int]] | None = None
+    teacher_topk_log_probs: list[list[float]] | None = None
+    teacher_prompt: list[int] | None = None
     status: SampleStatus = SampleStatus.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)

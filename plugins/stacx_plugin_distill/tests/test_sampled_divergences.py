@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stacx_plugin_distill.objectives import SAMPLED_MODES, sampled_divergence
 
 from stacx_core.objectives import sum_of_sample_mean
+from stacx_plugin_distill.objectives import SAMPLED_MODES, sampled_divergence
 
 LENGTHS = [3, 4]
 MASKS = [torch.tensor([1, 1, 1]), torch.tensor([1, 0, 1, 1])]

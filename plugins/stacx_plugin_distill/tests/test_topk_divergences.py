@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
+from stacx_core.objectives import token_log_probs
 from stacx_plugin_distill.objectives import (
     Support,
     generalized_jsd,
@@ -17,9 +20,6 @@ from stacx_plugin_distill.objectives import (
     truncated_kl,
     union_support,
 )
-from torch import Tensor
-
-from stacx_core.objectives import token_log_probs
 
 STUDENT = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -2.0]])
 TEACHER = torch.tensor([[-0.5, 2.0, 1.5, 0.8, -1.0, -1.5]])

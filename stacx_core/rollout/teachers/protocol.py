@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stacx_core.data.sample import Sample
 from stacx_core.rollout.engine import SamplingParams
@@ -56,3 +56,11 @@ class Teacher(Protocol):
 
     def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
         """One action per state, in order."""
+
+
+@runtime_checkable
+class QueryTeacher(Teacher, Protocol):
+    """A teacher that can also be asked for the log-probs of chosen ids."""
+
+    def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]]]:
+        """Log-probs of ids ``[R][K]`` per sample, in the same layout."""

@@ -92,7 +92,7 @@ HOST = Package(
         "tests/trainer/test_invariance.py",
         "tests/trainer/test_resume.py",
     ),
-    extras=("data", "reasoning-gym", "wandb"),
+    extras=("data", "reasoning-gym", "textarena", "wandb"),
 )
 OTHERS = [
     read(path) for pattern in ("plugins", "examples") for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))

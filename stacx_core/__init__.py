@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         DataError,
+        EpisodeError,
         ExitCode,
         ModelError,
         NonFiniteError,
@@ -39,9 +40,15 @@ if TYPE_CHECKING:
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
     from stacx_core.rollout.engine import RolloutEngine, SamplingParams
-    from stacx_core.rollout.protocol import Rollout
+    from stacx_core.rollout.environment import Environment, Step, load_environment
+    from stacx_core.rollout.episode_metrics import episode_metrics
+    from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
+    from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
+    from stacx_core.rollout.episodes import Episode, EpisodeTask, Turn
+    from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import SampledRollout, sequence_limit
     from stacx_core.rollout.scored import TeacherScoredRollout
+    from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
     from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
@@ -57,6 +64,7 @@ _HOME = {
         "CheckpointError",
         "ConfigError",
         "DataError",
+        "EpisodeError",
         "ExitCode",
         "ModelError",
         "NonFiniteError",
@@ -73,9 +81,15 @@ _HOME = {
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
     "stacx_core.rollout.engine": ("RolloutEngine", "SamplingParams"),
-    "stacx_core.rollout.protocol": ("Rollout",),
+    "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
+    "stacx_core.rollout.episode_metrics": ("episode_metrics",),
+    "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
+    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
+    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Turn"),
+    "stacx_core.rollout.protocol": ("Rollout", "RollIn"),
     "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
     "stacx_core.rollout.scored": ("TeacherScoredRollout",),
+    "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
     "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
@@ -92,6 +106,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DataSync",
+    "Environment",
+    "Episode",
+    "EpisodeError",
+    "EpisodeRollout",
+    "EpisodeRunner",
+    "EpisodeTask",
     "ExitCode",
     "Knob",
     "Message",
@@ -104,6 +124,7 @@ __all__ = [
     "RecipeError",
     "RewardError",
     "RoleHandle",
+    "RollIn",
     "Rollout",
     "RolloutEngine",
     "Sample",
@@ -113,7 +134,9 @@ __all__ = [
     "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
+    "Step",
     "SyncChannel",
+    "TaskStream",
     "Teacher",
     "TeacherAction",
     "TeacherError",
@@ -121,17 +144,26 @@ __all__ = [
     "TeacherScoredRollout",
     "TeacherTurn",
     "TrainingConfig",
+    "Turn",
     "UnknownRecipeError",
+    "episode_metrics",
+    "episode_runner",
+    "grouped_samples",
+    "held_out_tasks",
     "hookimpl",
     "infer_algorithm",
+    "load_environment",
     "nearest",
     "parse_prompt",
     "read_records",
     "recipe",
     "render_prompt",
+    "sampled_or_played",
     "sequence_limit",
     "sft_sample",
+    "student_only",
     "sum_of_sample_mean",
+    "training_task",
 ]
 
 

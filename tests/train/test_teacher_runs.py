@@ -97,6 +97,15 @@ class NoScore(Bad):
         return None
 
 
+class Lists(Bad):
+    """Also tells two likely tokens, wrongly for the second sample of a rollout."""
+
+    def answer(self, sample):
+        told = good(sample).log_probs
+        ids = [[1, 99 if sample.index == 1 else 2]] * len(told)
+        return TeacherScore(told, ids, [[-1.0, -1.5]] * len(told))
+
+
 class NoLists(Good):
     """Never gives likeliest tokens."""
 
@@ -211,6 +220,15 @@ def test_a_sample_without_a_score_teaches_nothing(
     assert line["rollout/response_tokens"] == whole["rollout/response_tokens"]
     assert line["rollout/loss_tokens"] < whole["rollout/loss_tokens"]
     assert 0 < line["train/loss"] < whole["train/loss"]
+
+
+@pytest.mark.parametrize("policy", ["drop", "mask"])
+def test_a_sample_with_wrong_lists_teaches_nothing(opd: Any, metrics: Any, tmp_path: Path, policy: str) -> None:
+    flags = ["--distill-kl-mode", "topk", "--teacher-failure", policy]
+    assert opd("Lists", *flags).code == 0
+    (line,) = metrics(tmp_path / "run")
+    assert line["rollout/teacher_failed"] == 1
+    assert line["train/loss"] > 0
 
 
 def test_the_share_that_may_fail(opd: Any, metrics: Any, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_exit_codes() -> None:
         "RewardError": 1,
         "TeacherError": 1,
         "ParityError": 1,
+        "EpisodeError": 1,
         "NonFiniteError": 4,
         "CheckpointError": 1,
         "ModelError": 2,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from stacx_core import Args, ConfigError, Knob
-from stacx_plugin_distill.objectives import SAMPLED_MODES
+
+SAMPLED_MODES = ("k3_sample", "k2", "k3_is")
+"""Modes that estimate the divergence from the sampled token alone."""
 
 SUPPORT_MODES = ("topk", "gkd")
 """Modes that compare distributions over a support and need the teacher's likeliest tokens."""

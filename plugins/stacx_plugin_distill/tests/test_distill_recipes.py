@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from stacx_core import TRAINING_CONFIGS, Args, ConfigError
 from stacx_core.trainer.plan import check_supported
+from stacx_plugin_distill import knobs, objectives
 from stacx_plugin_distill.recipes import build_syncs
 from stacx_plugin_distill.rollout import in_front
 from stacx_plugin_distill.teacher import MovingAverage
@@ -30,6 +34,18 @@ def test_what_is_not_supported_is_refused(recipe: str, parallelism: str) -> None
     check_supported(config, "data_parallel")
     with pytest.raises(ConfigError, match=f"{recipe!r} does not support {parallelism}; it supports data_parallel"):
         check_supported(config, parallelism)
+
+
+def test_the_modes_are_those_of_the_objectives() -> None:
+    """Written down twice, so that listing recipes needs no torch."""
+    assert knobs.SAMPLED_MODES == objectives.SAMPLED_MODES
+
+
+def test_importing_the_recipes_imports_no_torch() -> None:
+    program = "import sys, stacx_plugin_distill.recipes; sys.exit('torch' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True
+    )
 
 
 class Role:

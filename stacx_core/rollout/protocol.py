@@ -27,6 +27,7 @@ class RollIn(Protocol):
 
     Attributes:
         num_prompts: Length of a pass over the data; 0 where there is no end to it.
+        teacher: The teacher that scores or acts, where there is one; the parity probe asks it too.
         takes_environment: Whether ``--environment``, when given, stands in for prompts and reward.
     """
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stacx_core.batch_keys import BATCH_KEYS
-from stacx_core.data.sample import Sample, SampleStatus
+from stacx_core.data.sample import ENVIRONMENT, Sample, SampleStatus
 from stacx_core.errors import BatchError, NonFiniteError, RewardError, nearest
 
 Batch = dict[str, Any]
@@ -110,6 +110,10 @@ def _add_optional(batch: Batch, samples: Sequence[Sample], reward_key: str | Non
     for name in ("rollout_log_probs", "teacher_log_probs"):
         if _present(samples, name):
             batch[name] = [_float_vector(getattr(sample, name), sample) for sample in samples]
+    for name, dtype, unknown in (("executor", torch.int8, ENVIRONMENT), ("turn_ids", torch.int16, -1)):
+        if _present(samples, name):
+            filled = [getattr(s, name) or [unknown] * s.response_length for s in samples]
+            batch[name] = [torch.tensor(entries, dtype=dtype) for entries in filled]
 
 
 def _present(samples: Sequence[Sample], name: str, of_removed: bool = False) -> bool:

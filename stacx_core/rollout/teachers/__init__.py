@@ -1,0 +1,1 @@
+"""Teachers: models and scripted experts that score the student or act in its place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -43,7 +44,7 @@ def test_it_goes_from_start_to_end_and_never_back(
     assert betas[: warmup + 1] == [max(start, lowest)] * (warmup + 1)
     assert betas[warmup + decay :] == [max(end, lowest)] * 3
     assert all(0 <= beta <= 1 for beta in betas)
-    steps = [later - earlier for earlier, later in zip(betas, betas[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(betas)]
     assert all(step <= 1e-12 for step in steps) or all(step >= -1e-12 for step in steps)
 
 

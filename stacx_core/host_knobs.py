@@ -59,6 +59,18 @@ _ROLLOUT = (
          "rollout", choices=("short", "raise")),
 )  # fmt: skip
 
+_ENVIRONMENT = (
+    Knob("environment", str, None, "Play episodes in textarena:NAME, reasoning_gym:NAME or package.module:Class.",
+         "environment"),
+    Knob("max_turns", int, 16, "Most actions of an episode.", "environment", minimum=1),
+    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment.", "environment",
+         exclusive_minimum=0),
+    Knob("env_workers", int, 16, "Environments that are called at a time.", "environment", minimum=1),
+    Knob("num_tasks", int, None, "Train on so many tasks, epoch after epoch; unset means ever new ones.",
+         "environment", minimum=1),
+    Knob("eval_tasks", int, None, "Held-out tasks to play at evaluations.", "environment", minimum=1),
+)  # fmt: skip
+
 _REWARD = (
     Knob("rm_type", str, None, "Reward: gsm8k, exact, reasoning_gym, model (see --rm-load) or "
          "package.module:function.", "reward"),
@@ -128,4 +140,6 @@ _OUTPUT = (
     Knob("wandb_name", str, None, "Name of the run there; unset takes the output folder's.", "output"),
 )  # fmt: skip
 
-HOST_KNOBS: tuple[Knob, ...] = _RECIPE + _MODEL + _DATA + _ROLLOUT + _REWARD + _OPTIMIZER + _TRAINER + _EVAL + _OUTPUT
+HOST_KNOBS: tuple[Knob, ...] = (
+    _RECIPE + _MODEL + _DATA + _ROLLOUT + _ENVIRONMENT + _REWARD + _OPTIMIZER + _TRAINER + _EVAL + _OUTPUT
+)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
+
+
+def _at_most_the_cpus(count: int) -> str | None:
+    cpus = os.cpu_count() or 1
+    return None if count <= cpus else f"is above the {cpus} logical CPU(s) of this machine"
+
+
+def _not_empty(name: str) -> str | None:
+    return None if name.strip() else "is empty; use never, auto, or the name or the path of a checkpoint"
 
 
 def _below_one(value: float) -> str | None:
@@ -25,8 +36,8 @@ _MODEL = (
          choices=("fp32", "bf16")),
     Knob("device", str, "auto", "Where to train: auto takes CUDA when there is one.", "model",
          choices=("auto", "cpu", "cuda")),
-    Knob("num_threads", int, None, "Threads of a CPU run; unset means one per free physical core, at least one.",
-         "model", minimum=1),
+    Knob("num_threads", int, None, "Threads of a CPU run, at most one per logical CPU; unset means one per free "
+         "physical core, at least one.", "model", minimum=1, check=_at_most_the_cpus),
     Knob("gradient_checkpointing", bool, False, "Recompute layers in the backward pass to save memory.", "model"),
 )  # fmt: skip
 
@@ -133,7 +144,7 @@ _OUTPUT = (
     Knob("save_interval", int, None, "Rollouts between checkpoints; unset saves at the end.", "output", minimum=1),
     Knob("keep_checkpoints", int, 2, "Complete checkpoints to keep.", "output", minimum=1),
     Knob("resume", str, "never", "Go on from the newest complete checkpoint (auto) or from the one named.", "output",
-         flag_value="auto"),
+         flag_value="auto", check=_not_empty),
     Knob("wandb_mode", str, "disabled", "Also log to Weights & Biases.", "output",
          choices=("disabled", "offline", "online")),
     Knob("wandb_project", str, "stacx", "Project there.", "output"),

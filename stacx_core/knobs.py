@@ -197,7 +197,7 @@ class ConfigFile:
             ConfigError: The file is missing, is not TOML (a key set twice included), or has a key outside a table.
         """
         try:
-            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ConfigError(f"config file {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -215,11 +215,15 @@ class ConfigFile:
             elsewhere: Keys of knobs of other recipes, with the recipes that have it, for the message.
 
         Raises:
-            ConfigError: A key is not a knob of the host or the recipe, or its value is refused.
+            ConfigError: A section or a key is unknown, a key is of another recipe, or its value is refused.
         """
         by_key = {knob.key: knob for knob in knobs}
+        sections = {key.partition(".")[0] for key in (*by_key, *elsewhere) if "." in key} | {PLUGIN_SECTION}
         found: dict[str, Any] = {}
         for section, table in self.tables.items():
+            if section not in sections:
+                known = nearest(section, sections) or f"; there are {', '.join(sorted(sections))}"
+                raise ConfigError(f"config file {self.path}: unknown section [{section}]{known}")
             if section == PLUGIN_SECTION:
                 continue
             for name, value in table.items():

@@ -142,7 +142,7 @@ class PluginHost:
             with REGISTRY.credit(record.key), redirect_stdout(sys.stderr):
                 hooks = self._register(record)
             return replace(record, status="loaded", hooks=hooks, import_seconds=time.perf_counter() - start)
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._errors[record.key] = error

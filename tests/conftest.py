@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import stacx_core
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args
 
@@ -114,6 +116,25 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "fatal_rewards", raising=False)
     return folder
+
+
+@pytest.fixture
+def child(rewards: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python with arguments in a child process that finds the rewards and the tested package."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("STACX_")}
+        path = os.pathsep.join([str(rewards), str(Path(stacx_core.__file__).parents[1]), *sys.path])
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**clean, "PYTHONPATH": path, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
 
 
 @dataclass(frozen=True)

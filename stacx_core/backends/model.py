@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
 from stacx_core.backends.attention import IMPLEMENTATION, AttentionLayout, PackedLayout
+from stacx_core.backends.hub import work_offline_unless_it_answers
 from stacx_core.backends.linear import use_onednn
 from stacx_core.errors import ModelError
 
@@ -44,25 +47,48 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint.
 
     Raises:
-        ModelError: There is none, or it cannot be read.
+        ModelError: There is none, it cannot be read, or it makes ids for which the model has no embedding.
     """
-    _check_folder(checkpoint)
+    config = _load_config(checkpoint)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no usable tokenizer in {checkpoint!r}: {error}") from error
+        raise _unusable("tokenizer", checkpoint, error) from error
+    _check_vocabulary(tokenizer, config, checkpoint)
     return tokenizer
 
 
 def context_length(checkpoint: str) -> int | None:
     """Most positions the model was made for, or ``None`` when its config does not say."""
+    limit = getattr(_load_config(checkpoint), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
+def _load_config(checkpoint: str) -> PreTrainedConfig:
     _check_folder(checkpoint)
     try:
-        config = AutoConfig.from_pretrained(checkpoint)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(checkpoint)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no usable model config in {checkpoint!r}: {error}") from error
-    limit = getattr(config, "max_position_embeddings", None)
-    return int(limit) if limit else None
+        raise _unusable("model config", checkpoint, error) from error
+    return config
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, checkpoint: str) -> None:
+    """Refuse a tokenizer that uses ids beyond the model's vocabulary.
+
+    A token that was added, but that neither ends nor begins a text nor stands in the chat template, is let pass:
+    some text models come with the placeholder of an image behind their vocabulary.
+    """
+    size = getattr(config.get_text_config(), "vocab_size", math.inf)
+    added = tokenizer.get_added_vocab()
+    template = str(tokenizer.chat_template or "")
+    ends = (tokenizer.bos_token, tokenizer.eos_token)
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if index >= size and (token not in added or token in ends or token in template):
+            raise ModelError(
+                f"{checkpoint!r}: token {token!r} has id {index}, but the model's vocabulary ends at {size - 1}",
+                "use the tokenizer that belongs to the model, or resize the model's embeddings and save it anew",
+            )
 
 
 def load_model(
@@ -100,6 +126,13 @@ def load_model(
     return model
 
 
+def recompute_activations(model: nn.Module) -> None:
+    """Keep no activations of the layers for the backward pass, but compute them again."""
+    # Transformers renamed the method within version 5.
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
 def _start_at_zero(model: nn.Module, missing: set[str]) -> set[str]:
     """Zero what the checkpoint lacks of the scalar head; returns its names.
 
@@ -117,9 +150,21 @@ def _start_at_zero(model: nn.Module, missing: set[str]) -> set[str]:
 
 
 def _check_folder(checkpoint: str) -> None:
-    looks_local = checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1
-    if looks_local and not Path(checkpoint).expanduser().is_dir():
+    if Path(checkpoint).is_dir():
+        return
+    if checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") > 1:
         raise ModelError(f"no folder {checkpoint!r}; give a Hugging Face model folder or a hub id")
+    work_offline_unless_it_answers()
+
+
+def _unusable(what: str, checkpoint: str, error: Exception) -> ModelError:
+    if Path(checkpoint).is_dir():
+        return ModelError(f"no usable {what} in {checkpoint!r}: {error}")
+    reason = str(error).splitlines()[0]
+    return ModelError(
+        f"{checkpoint!r} is no folder in {Path.cwd()}, and the Hugging Face hub gives no {what} of that name: {reason}",
+        "give the path of a Hugging Face model folder, or the id of a model on the hub, which is OWNER/NAME",
+    )
 
 
 def check_packing(model: nn.Module) -> None:

@@ -86,14 +86,17 @@ def stacx(ctx: click.Context, verbose: bool) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the group; print an error, if there is one, and return the exit code."""
+    """Run the group; print an error, if there is one, and return the exit code.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, but for that of a training run, which saves.
+    """
     session = Session()
     try:
         result = stacx.main(arguments, prog_name="stacx", standalone_mode=False, obj=session)
         return result if isinstance(result, int) else ExitCode.OK
-    except click.Abort:
-        click.echo("error: interrupted", err=True)
-        return ExitCode.INTERRUPTED
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
     except (click.ClickException, StacxError) as error:
         if session.verbose:
             traceback.print_exc()

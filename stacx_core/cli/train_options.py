@@ -116,8 +116,8 @@ def parse_selection(args: Sequence[str], file: ConfigFile | None) -> Args:
             text, where = os.environ[knob.env], knob.env
         if text is not None:
             values[knob.name] = knob.parse(text, where)
-        elif knob.name in stored:
-            values[knob.name] = knob.validate(stored[knob.name], knob.key)
+        elif file and knob.name in stored:
+            values[knob.name] = knob.validate(stored[knob.name], f"config file {file.path}: {knob.key}")
         else:
             values[knob.name] = knob.default
     if values["algorithm"] is not None and values["advantage_estimator"] == "grpo":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from stacx_core.data.reasoning_gym import SCHEME, reasoning_gym_items
@@ -67,6 +69,7 @@ def _row(record: Any, where: str, index: int, input_key: str, label_key: str | N
     label = None
     if label_key is not None:
         label = _label(_field(record, label_key, "label_key", where), f"{where}: {label_key!r}")
+    _require_text([prompt, label], where)
     metadata = {key: value for key, value in record.items() if key not in (input_key, label_key)}
     return PromptRow(prompt, label, index, metadata, where)
 
@@ -108,6 +111,17 @@ def _message(value: Any, what: str) -> Message:
     return {key: entry for key, entry in value.items() if entry is not None}
 
 
+def _require_text(value: Any, where: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can write and no tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(
+            f"{where}: the prompt or the label holds {half!r}, half a surrogate pair, no character"
+        ) from error
+
+
 def _label(value: Any, what: str) -> str:
     if isinstance(value, str):
         return value
@@ -116,6 +130,34 @@ def _label(value: Any, what: str) -> str:
     if not math.isfinite(value):
         raise DataError(f"{what} is {value}; a label must be finite")
     return str(value)
+
+
+def fingerprint(rows: Iterable[Any]) -> str:
+    """16 hex digits of a hash of what the rows hold, in their order, wherever the file lies."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, skipkeys=True, default=_plain).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+_NAMES = ("where", "task_id")
+"""Fields that only name a row in messages."""
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a value; an unknown object counts by its type, since its text may hold an address."""
+    if is_dataclass(value):
+        return [getattr(value, field.name) for field in fields(value) if field.name not in _NAMES]
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
+
+
+_ORDER = {
+    "rows": "the number of prompt rows",
+    "content": "the fingerprint of the prompts",
+    "seed": "--seed",
+    "shuffle": "--rollout-shuffle",
+}
+"""What the order of the prompts follows from, as in the state of a `PromptStream`, and how messages call it."""
 
 
 class PromptStream(Generic[Row]):
@@ -133,6 +175,7 @@ class PromptStream(Generic[Row]):
         self._rows = rows
         self._seed = seed
         self._shuffle = shuffle
+        self._content = fingerprint(rows)
         self._epoch = 0
         self._position = 0
         self._order = self._permutation()
@@ -149,16 +192,34 @@ class PromptStream(Generic[Row]):
             self._position += len(chosen)
         return taken
 
-    def state(self) -> dict[str, int]:
-        """What a checkpoint keeps: `epoch`, `position` within it, and the number of `rows`."""
-        return {"epoch": self._epoch, "position": self._position, "rows": len(self._rows)}
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: `epoch`, `position` within it, and what the order of the prompts follows from."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "rows": len(self._rows),
+            "content": self._content,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken; raises `CheckpointError` when the number of rows has changed."""
-        if state["rows"] != len(self._rows):
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            CheckpointError: the data, the seed or the shuffling is another, so that other prompts would follow.
+        """
+        now = self.state()
+        changes = [
+            f"{name} was {state.get(key)} and is {now[key]}"
+            for key, name in _ORDER.items()
+            if state.get(key) != now[key]
+        ]
+        if changes:
             raise CheckpointError(
-                f"the run was saved with {state['rows']} prompt rows, but the data now has {len(self._rows)}",
-                "resume with the data the run began with",
+                f"cannot resume with other prompts: {'; '.join(changes)}",
+                "resume with the data, the limits of length, --seed and --rollout-shuffle that the run began with",
+                "or start a new run from the weights of the checkpoint, with --hf-checkpoint",
             )
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._permutation()

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
-from stacx_core.errors import ConfigError, DataError, nearest
+from stacx_core.errors import ConfigError, DataError, StacxError, nearest
 
 Record = tuple[str, Any]
 
@@ -33,12 +33,8 @@ def read_jsonl(path: Path) -> Iterator[Record]:
 def read_parquet(path: Path) -> Iterator[Record]:
     """Records of a Parquet file, read batch by batch."""
     parquet = require("pyarrow.parquet", "data", "reading Parquet")
-    try:
-        file = parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a Parquet file: {error}") from error
     number = 0
-    for batch in file.iter_batches():
+    for batch in parquet.ParquetFile(path).iter_batches():
         for record in batch.to_pylist():
             number += 1
             yield f"{path}, row {number}", record
@@ -72,14 +68,24 @@ def read_records(source: str) -> Iterator[Record]:
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"prompt data {source!r} does not exist{nearest(path.name, siblings)}")
     if path.is_dir():
-        return read_dataset_folder(path)
+        return _readable(path, read_dataset_folder)
     if path.suffix not in FILE_READERS:
         kinds = ", ".join(FILE_READERS)
         raise DataError(
             f"prompt data {source!r} has the suffix {path.suffix!r}; it must be one of {kinds}, "
             "a folder written by `Dataset.save_to_disk`, or reasoning_gym:NAME"
         )
-    return FILE_READERS[path.suffix](path)
+    return _readable(path, FILE_READERS[path.suffix])
+
+
+def _readable(path: Path, read: Callable[[Path], Iterator[Record]]) -> Iterator[Record]:
+    """The records, with whatever a library raises for a damaged file turned into a `DataError`."""
+    try:
+        yield from read(path)
+    except StacxError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path} is damaged, or not what its name says: {error}") from error
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

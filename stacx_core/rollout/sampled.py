@@ -23,25 +23,34 @@ class SampledRollout(RollIn):
     """Takes ``rollout_batch_size`` prompts, samples ``n_samples_per_prompt`` responses of each, and scores them
     when a reward is named.
 
-    Each response has its own seed, derived from the run's seed, the rollout and its place in it. Prompts that leave
-    no room for a response are passed over and counted.
+    Each response has its own seed, derived from the run's seed, the rollout and its place in it. All prompts are
+    rendered when the run starts, so that a row which cannot be fails before a model is loaded; those without room for
+    a response are left out and counted. A rollout renders its prompts again: that takes less than keeping the ids of
+    all of them.
 
     Under ``--dynamic-sampling-filter`` groups that do not pass are replaced by those of further prompts, in at most
     ``--dynamic-sampling-max-rounds`` rounds.
 
     Raises:
-        DataError, ConfigError: The prompts, the reward or the filter cannot be loaded.
+        DataError, ConfigError: The reward or the filter cannot be loaded, a row is malformed, or no prompt is left.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.tokenizer = tokenizer
         self.limit = sequence_limit(args, context_length)
-        rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
-        self.num_prompts = len(rows)
-        self.stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
         self.reward = load_reward(args.rm_type, args) if args.rm_type else None
         self.keep = load_filter(args.dynamic_sampling_filter) if args.dynamic_sampling_filter else None
+        rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
+        fitting = [row for row in rows if self._fits(self._render(row))]
+        if not fitting:
+            raise DataError(
+                f"{args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
+                f"{args.rollout_max_response_len} within {self.limit} tokens"
+            )
+        self.num_prompts = len(fitting)
+        self.dropped = len(rows) - len(fitting)
+        self.stream = PromptStream(fitting, seed=args.seed, shuffle=args.rollout_shuffle)
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )
@@ -51,13 +60,12 @@ class SampledRollout(RollIn):
         wanted = self.args.rollout_batch_size
         sampled: list[list[Sample]] = []
         kept: list[list[Sample]] = []
-        skipped = rounds = 0
+        rounds = 0
         while len(kept) < wanted and rounds < self.args.dynamic_sampling_max_rounds:
-            prompts, passed_over = self._take(wanted - len(kept))
+            prompts = [(row, self._render(row)) for row in self.stream.take(wanted - len(kept))]
             groups = self._sample(rollout, prompts, len(sampled), engine)
             sampled += groups
             kept += [group for group in groups if self.keep is None or self.keep(group)]
-            skipped += passed_over
             rounds += 1
         if len(kept) < wanted and self.args.dynamic_sampling_exhausted == "raise":
             raise RewardError(
@@ -66,7 +74,7 @@ class SampledRollout(RollIn):
             )
         metrics = {
             **reward_metrics([sample for group in sampled for sample in group], self.args.reward_key),
-            "skipped_prompts": float(skipped),
+            "dropped_rows": float(self.dropped),
         }
         if self.keep is not None:
             metrics |= {"sampling_rounds": float(rounds), "filtered_groups": float(len(sampled) - len(kept))}
@@ -93,23 +101,11 @@ class SampledRollout(RollIn):
             score([sample for group in groups for sample in group], self.reward)
         return groups
 
-    def _take(self, count: int) -> tuple[list[tuple[PromptRow, list[int]]], int]:
-        """Enough prompts that fit, with their ids; and how many did not."""
-        fitting: list[tuple[PromptRow, list[int]]] = []
-        skipped = 0
-        while len(fitting) < count:
-            for row in self.stream.take(count - len(fitting)):
-                ids = render_prompt(row, self.tokenizer, self.args.apply_chat_template)
-                if self.limit is not None and len(ids) + self.args.rollout_max_response_len > self.limit:
-                    skipped += 1
-                else:
-                    fitting.append((row, ids))
-            if not fitting and skipped >= self.num_prompts:
-                raise DataError(
-                    f"{self.args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
-                    f"{self.args.rollout_max_response_len} within {self.limit} tokens"
-                )
-        return fitting, skipped
+    def _render(self, row: PromptRow) -> list[int]:
+        return render_prompt(row, self.tokenizer, self.args.apply_chat_template)
+
+    def _fits(self, ids: Sequence[int]) -> bool:
+        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
 
     def state(self) -> dict[str, Any]:
         """The position in the prompts."""

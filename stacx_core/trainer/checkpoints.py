@@ -36,16 +36,20 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
         rollout: Rollouts completed.
         write: Puts the files into the folder it is given.
         keep: Whole checkpoints to keep, this one included.
+
+    Raises:
+        CheckpointError: It cannot be written, say because the disk is full; the earlier ones are as they were.
     """
     final = folder / checkpoint_name(rollout)
     temporary = folder / (_TEMPORARY + final.name)
-    remove_unfinished(folder)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in [*temporary.rglob("*"), temporary]:
-        _flush(path)
+    try:
+        _write_whole(temporary, write)
+    except Exception as error:  # a full disk is an OSError, a RuntimeError or a bare Exception, by what is written
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot save {final}: {error}",
+            "the earlier checkpoints are as they were; mend the cause, then go on with --resume",
+        ) from error
     if final.exists():
         shutil.rmtree(final)
     os.rename(temporary, final)
@@ -54,6 +58,17 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
     for old in sorted(p for p in folder.glob("rollout_*") if p.name < final.name)[: -(keep - 1) or None]:
         shutil.rmtree(old)
     return final
+
+
+def _write_whole(temporary: Path, write: Callable[[Path], None]) -> None:
+    """Write all files of a checkpoint, its manifest last, through to the disk."""
+    remove_unfinished(temporary.parent)
+    temporary.mkdir(parents=True)
+    write(temporary)
+    manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in [*temporary.rglob("*"), temporary]:
+        _flush(path)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -11,7 +11,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from stacx_core.backends.model import DTYPES, context_length, load_model, load_tokenizer, pick_device
+from stacx_core.backends.model import (
+    DTYPES,
+    context_length,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    recompute_activations,
+)
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
@@ -46,6 +53,8 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
     if start and start["algorithm"] != args.algorithm:
         raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
+    if start:
+        roll_in.restore(start["roll_in"])
     syncs = active_syncs(config, args)
     senders = {end for sync in syncs for end in (sync.src, sync.dst)}
     roles = [role for role in config.roles if role.trainable or role.name in senders]
@@ -107,7 +116,9 @@ def free_cores() -> int:
     ``OMP_NUM_THREADS`` overrides it, so that processes sharing a machine can be told their share.
     """
     told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdigit() and int(told) else max(len(os.sched_getaffinity(0)) // 2, 1)
+    if told.isdigit() and int(told):
+        return min(int(told), os.cpu_count() or 1)
+    return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
 def role_args(role: ModelRole, args: Args) -> Args:
@@ -122,7 +133,7 @@ def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
         source = str(checkpoint / role.name)
     model = load_model(source, DTYPES[args.dtype], pick_device(args.device), role.head)
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]
+        recompute_activations(model)
     worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
     if checkpoint and worker.optimizer is not None:
         worker.optimizer.load_state_dict(_load_state(checkpoint / f"{role.name}.optimizer.pt"))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stacx_core.errors import ConfigError
+from stacx_core.errors import CheckpointError, ConfigError
 
 LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @contextmanager
@@ -21,6 +23,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: The folder cannot be made, or another run is writing there.
+        CheckpointError: The disk is full, or can no longer be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,6 +37,12 @@ def claimed(folder: Path) -> Iterator[None]:
             raise ConfigError(f"another run is writing to {folder}; choose another --output-dir") from error
         try:
             yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise CheckpointError(
+                f"{folder} can no longer be written: {error}", "mend the cause, then go on with --resume"
+            ) from error
         finally:
             if [path.name for path in folder.iterdir()] == [LOCK]:
                 shutil.rmtree(folder)

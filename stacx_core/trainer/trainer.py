@@ -70,8 +70,6 @@ class StacxTrainer:
         self.tracker = tracker
         self.completed = start["rollout"] if start else 0
         self._saved = self.completed if start else None
-        if start:
-            parts.roll_in.restore(start["roll_in"])
         self._position = parts.roll_in.state()
         self._interrupts = Interrupts()
         self._held_out = held_out_batch(parts)

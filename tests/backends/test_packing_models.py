@@ -23,7 +23,14 @@ from transformers import (
 
 from stacx_core import ModelError
 from stacx_core.backends.attention import PackedLayout
-from stacx_core.backends.model import context_length, forward, load_model, load_tokenizer, pick_device
+from stacx_core.backends.model import (
+    context_length,
+    forward,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    recompute_activations,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = [5, 1, 9, 2, 4]
@@ -148,7 +155,7 @@ def test_recomputing_layers_changes_no_gradient(checkpoint: Path) -> None:
         model: Any = load_model(str(checkpoint), torch.float64, CPU)
         model.train()
         if recompute:
-            model.gradient_checkpointing_enable()
+            recompute_activations(model)
         packed_logits(model, [part % 14 for part in sequences()]).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):

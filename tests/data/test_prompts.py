@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from datetime import date
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
+from stacx_core.data.prompts import PromptRow, PromptStream, fingerprint, load_prompts
+from stacx_core.data.sample import Sample
 from stacx_core.errors import CheckpointError, ConfigError, DataError
 
 RECORDS = [{"question": "1+1?", "answer": "2", "level": 1}, {"question": "2+3?", "answer": "5", "level": 2}]
@@ -130,6 +134,12 @@ def test_a_wrong_reasoning_gym_source_is_named(source: str, message: str) -> Non
             '{"question": [{"role": "user"}], "answer": "2"}',
             "message 1: 'content' must be a string, not NoneType",
         ),
+        (
+            r'{"question": "1 \ud800", "answer": "2"}',
+            r"line 2: the prompt or the label holds '\\ud800', half a surrogate",
+        ),
+        (r'{"question": "1", "answer": "\udfff2"}', r"line 2: the prompt or the label holds '\\udfff'"),
+        (r'{"question": [{"role": "user", "content": "\ud83d"}], "answer": "2"}', r"holds '\\ud83d'"),
         ('{"question": "1", "answer": NaN}', "line 2: 'answer' is nan; a label must be finite"),
         ('{"question": "1", "answer": null}', "line 2: 'answer' must be a string or a number, not NoneType"),
         ('{"question": "1", "answer": true}', "line 2: 'answer' must be a string or a number, not bool"),
@@ -153,8 +163,30 @@ def test_a_malformed_parquet_row_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     path.write_text("no")
-    with pytest.raises(DataError, match="not a Parquet file"):
+    with pytest.raises(DataError, match=r"data\.parquet is damaged, or not what its name says: "):
         load(path)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS), path, row_group_size=1, compression="none")
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:offset] + b"\xff" * 8 + content[offset + 8 :])
+    with pytest.raises(DataError, match=r"data\.parquet is damaged, or not what its name says: "):
+        load(path)
+
+
+def test_a_damaged_dataset_folder_is_named(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "set")
+    file = next((tmp_path / "set").glob("*.arrow"))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match="set is damaged, or not what its name says: "):
+        load(tmp_path / "set")
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    assert load(jsonl(tmp_path, r'{"question": "\ud83d\ude00", "answer": "2"}'))[0].prompt == "\U0001f600"
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
@@ -190,50 +222,84 @@ def rows(count: int) -> list[PromptRow]:
     return [PromptRow(f"prompt {index}", None, index) for index in range(count)]
 
 
+def stream(count: int, seed: int = 0, shuffle: bool = True) -> PromptStream[PromptRow]:
+    return PromptStream(rows(count), seed, shuffle)
+
+
 def indices(taken: list[PromptRow]) -> list[int]:
     return [row.index for row in taken]
 
 
 def test_every_epoch_is_a_permutation_of_its_own() -> None:
-    stream = PromptStream(rows(12), seed=0, shuffle=True)
-    first, second = indices(stream.take(12)), indices(stream.take(12))
+    prompts = stream(12)
+    first, second = indices(prompts.take(12)), indices(prompts.take(12))
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second
 
 
 def test_without_shuffling_the_order_of_the_source_repeats() -> None:
-    assert indices(PromptStream(rows(3), seed=0, shuffle=False).take(7)) == [0, 1, 2, 0, 1, 2, 0]
+    assert indices(stream(3, shuffle=False).take(7)) == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_data_smaller_than_a_batch_crosses_epochs() -> None:
-    taken = indices(PromptStream(rows(2), seed=0, shuffle=True).take(7))
+    taken = indices(stream(2).take(7))
     assert [sorted(taken[start : start + 2]) for start in (0, 2, 4)] == [[0, 1]] * 3
 
 
 def test_a_run_resumed_in_the_second_epoch_sees_the_same_prompts() -> None:
-    unbroken = PromptStream(rows(12), seed=3, shuffle=True)
+    unbroken = stream(12, seed=3)
     for _ in range(4):
         unbroken.take(4)
-    resumed = PromptStream(rows(12), seed=3, shuffle=True)
+    resumed = stream(12, seed=3)
     resumed.restore(unbroken.state())
-    assert unbroken.state() == {"epoch": 1, "position": 4, "rows": 12}
+    assert (unbroken.state()["epoch"], unbroken.state()["position"]) == (1, 4)
     assert [indices(resumed.take(4)) for _ in range(4)] == [indices(unbroken.take(4)) for _ in range(4)]
 
 
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32))
 def test_the_order_does_not_depend_on_how_it_is_taken(size: int, before: int, after: int, seed: int) -> None:
-    whole = indices(PromptStream(rows(size), seed, shuffle=True).take(before + after))
-    broken = PromptStream(rows(size), seed, shuffle=True)
+    whole = indices(stream(size, seed).take(before + after))
+    broken = stream(size, seed)
     assert indices(broken.take(before)) == whole[:before]
-    resumed = PromptStream(rows(size), seed, shuffle=True)
+    resumed = stream(size, seed)
     resumed.restore(broken.state())
     assert indices(resumed.take(after)) == whole[before:]
 
 
-def test_resuming_on_other_data_is_refused() -> None:
-    state: dict[str, Any] = PromptStream(rows(12), 0, True).state()
-    with pytest.raises(CheckpointError, match="saved with 12 prompt rows, but the data now has 11"):
-        PromptStream(rows(11), 0, True).restore(state)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (stream(11), "the number of prompt rows was 12 and is 11"),
+        (PromptStream(rows(13)[1:], 0, True), "the fingerprint of the prompts was [0-9a-f]{16} and is [0-9a-f]{16}"),
+        (stream(12, seed=7), "--seed was 0 and is 7"),
+        (stream(12, shuffle=False), "--rollout-shuffle was True and is False"),
+    ],
+)
+def test_resuming_with_another_order_of_prompts_is_refused(other: PromptStream[PromptRow], message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot resume with other prompts: {message}"):
+        other.restore(stream(12).state())
+    assert other.state()["position"] == 0
+
+
+def test_the_fingerprint_is_of_what_the_rows_hold_and_of_their_order() -> None:
+    row = PromptRow("1+1?", "2", 0, {"level": 1, "day": date(2024, 1, 2)}, "here.jsonl, line 1")
+    elsewhere = replace(row, where="there.jsonl, line 3")
+    others = [replace(row, prompt="1+2?"), replace(row, label="3"), replace(row, metadata={"level": 2})]
+    assert fingerprint([row]) == fingerprint([elsewhere])
+    assert len({fingerprint([row]), *(fingerprint([other]) for other in others)}) == 4
+    assert fingerprint([row, others[0]]) != fingerprint([others[0], row])
+
+
+def test_the_fingerprint_is_the_same_in_every_process_and_reads_tensors_in_nested_rows() -> None:
+    assert fingerprint([PromptRow("1+1?", "2", 0)]) == "fa18299c131158e6"
+
+    reads = count()
+
+    def pair(pixel: int) -> tuple[Sample, Sample]:
+        sample = Sample(tokens=[1, 2], metadata={"image": torch.tensor([pixel]), "no JSON": object()})
+        return sample, replace(sample, is_chosen=False, task_id=f"read {next(reads)}")
+
+    assert fingerprint([pair(1)]) == fingerprint([pair(1)]) != fingerprint([pair(2)])
 
 
 def test_a_stream_needs_a_row() -> None:

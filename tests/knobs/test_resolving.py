@@ -53,7 +53,7 @@ def test_a_config_file_gives_checked_values(tmp_path: Path) -> None:
         ("[grpo]\nuse_its = true\n", "unknown key 'grpo.use_its' (did you mean 'grpo.use_it'?)"),
         ("[trainer]\nnum_rollouts = 5\n", "unknown key 'trainer.num_rollouts' (did you mean 'trainer.num_rollout'?)"),
         ("[trainer]\nlr = 1e-6\n", "unknown key 'trainer.lr' (it belongs in [optimizer])"),
-        ("[optimiser]\nlr = 1e-6\n", "unknown key 'optimiser.lr' (it belongs in [optimizer])"),
+        ("[optimiser]\nlr = 1e-6\n", "unknown section [optimiser] (did you mean 'optimizer'?)"),
         ('[optimizer]\nlr = "1e-6"\n', "optimizer.lr: expected float, got str '1e-6'; write the number without quotes"),
         ("[optimizer]\nlr = -1\n", "optimizer.lr: -1.0 is below the minimum 0"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr: nan is not a finite number"),
@@ -95,7 +95,7 @@ def test_variables_are_parsed_and_others_left_alone() -> None:
 )
 def test_a_wrong_variable_is_refused(variable: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        environment_values(KNOBS, {variable: "x"}, {"STACX_EPS_CLIP": "grpo"})
+        environment_values(KNOBS, {variable: "x"}, {"STACX_EPS_CLIP": "recipe 'grpo'"})
     assert message in str(error.value)
 
 

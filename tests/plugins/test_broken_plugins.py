@@ -43,6 +43,7 @@ KINDS = {
     "base exception": Broken(SOUND_RECIPE + "raise BaseException('odd')", ("BaseException", "odd")),
     "syntax error": Broken(SOUND_RECIPE + "def (", ("SyntaxError",)),
     "system exit": Broken(SOUND_RECIPE + "raise SystemExit(0)", ("SystemExit",)),
+    "generator exit": Broken(SOUND_RECIPE + "raise GeneratorExit('odd')", ("GeneratorExit", "odd")),
     "malformed recipe": Broken(
         SOUND_RECIPE
         + """

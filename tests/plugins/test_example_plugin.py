@@ -16,7 +16,9 @@ def test_it_is_found_by_its_entry_point_and_imports_no_torch(site: Any) -> None:
     site.add(PROJECT["name"], source, entry=entry, module=target, version=PROJECT["version"])
     page = site.stacx("show-recipe", "reinforce", "--json").document
     assert (page["distribution"], page["version"]) == ("stacx-plugin-reinforce", "0.1.0")
-    assert page["advantage_pipeline"] == [{"role": "policy", "stage": "stacx_plugin_reinforce:compute_advantages"}]
+    (stage,) = page["advantage_pipeline"]
+    assert (stage["role"], stage["stage"]) == ("policy", "stacx_plugin_reinforce:compute_advantages")
+    assert stage["does"].startswith("Add `advantages`")
     assert page["knobs"][0]["flag"] == "--reinforce-baseline"
     assert page["knobs"][0]["origin"] == "stacx-plugin-reinforce"
     program = "import sys, stacx_core; stacx_core.TRAINING_CONFIGS['reinforce']; print('torch' in sys.modules)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ def test_a_printed_configuration_prints_itself_again(stacx: Any, tmp_path: Path)
     assert "n_samples_per_prompt = 8  # recipe default" in first.out
     assert "rollout_shuffle = false  # flag" in first.out
     assert f"seed = 7  # config file {tmp_path / 'run.toml'}" in second.out
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_empty_sections(stacx: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[recipe]\nalgorithm = "sft"\n[plugins]\n[grpo]\n', encoding="utf-8-sig")
+    done = stacx("train", "--config", tmp_path / "run.toml", "--print-config")
+    assert done.code == 0, done.err
+    assert "eps_clip" not in done.out
 
 
 def test_flag_beats_variable_beats_file(stacx: Any, tmp_path: Path) -> None:
@@ -68,12 +76,40 @@ def test_a_dry_run_checks_the_data_and_trains_nothing(train: Any, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_finds_a_malformed_row(train: Any, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n{"prompt": "1+1="}\n')
-    done = train("sft", "--prompt-data", tmp_path / "bad.jsonl", "--num-rollout", "1", "--dry-run")
+GOOD = '{"prompt": "1+1=", "label": "2"}\n'
+CHAT = '{"prompt": [{"role": "user", "content": "1+1="}], "label": "2"}\n'
+
+
+@pytest.mark.parametrize("mode", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "flags", "message"),
+    [
+        ("sft", GOOD + '{"prompt": "1+1="}\n', [], "data.jsonl, line 2: no field 'label'"),
+        ("sft", GOOD + CHAT, [], "data.jsonl, line 2: the prompt is a list of chat messages, but the tokenizer"),
+        ("grpo", GOOD + CHAT, [], "data.jsonl, line 2: the prompt is a list of chat messages, but the tokenizer"),
+        ("grpo", GOOD, ["--max-sequence-len", "7"], "no prompt leaves room for --rollout-max-response-len 4 within 7"),
+        ("sft", GOOD, ["--max-sequence-len", "4"], "all 1 rows lose their response to the limit of 4 tokens"),
+        ("grpo", GOOD, ["--apply-chat-template", "always"], "the tokenizer has no chat template"),
+    ],
+)
+def test_unusable_rows_are_found_before_a_model_is_loaded(
+    train: Any,
+    checkpoint: Path,
+    tmp_path: Path,
+    algorithm: str,
+    rows: str,
+    flags: list[str],
+    mode: list[str],
+    message: str,
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "bare")
+    (tmp_path / "bare" / "model.safetensors").unlink()
+    (tmp_path / "data.jsonl").write_text(rows)
+    given = ["--prompt-data", tmp_path / "data.jsonl", "--hf-checkpoint", tmp_path / "bare", "--num-rollout", "1"]
+    done = train(algorithm, "--rm-type", "exact", *given, *flags, *mode)
     assert done.code == 2
-    assert "bad.jsonl" in done.err
-    assert "line 2" in done.err
+    assert message in done.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--calculate-per-token-loss"], ["--num-steps-per-rollout", "2"]])

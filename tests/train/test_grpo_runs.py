@@ -111,18 +111,13 @@ def test_a_rollout_of_cut_responses_is_skipped_when_they_are_masked(run: Any) ->
         assert (line["train/loss"], line["train/grad_norm"], line["train/skipped_step"]) == (0, 0, 1)
 
 
-def test_prompts_without_room_for_a_response_are_passed_over_and_counted(
-    train: Any, metrics: Any, tmp_path: Path
-) -> None:
+def test_prompts_without_room_for_a_response_are_left_out_and_counted(train: Any, metrics: Any, tmp_path: Path) -> None:
     data = tmp_path / "mixed.jsonl"
     data.write_text("".join(json.dumps({"prompt": p, "label": "2"}) + "\n" for p in ("1+1=", "1+1+1+1+1+1=")))
     flags = ["--rm-type", "exact", "--prompt-data", data, *SHORT]
     done = train("grpo", *flags, "--max-sequence-len", "8")
     assert done.code == 0, done.err
-    assert [line["rollout/skipped_prompts"] > 0 for line in metrics(tmp_path / "run")] == [True, True]
-    refused = train("grpo", *flags, "--max-sequence-len", "7", output="none")
-    assert refused.code == 2
-    assert "no prompt leaves room for --rollout-max-response-len 4 within 7 tokens" in refused.err
+    assert [line["rollout/dropped_rows"] for line in metrics(tmp_path / "run")] == [1, 1]
 
 
 def test_a_model_that_has_diverged_ends_the_run(train: Any, metrics: Any, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def refused(done: Any, message: str) -> None:
         (["--rollout-top-k", "0"], "--rollout-top-k: 0 must be -1 or at least 1"),
         (["--rollout-temperature", "0"], "--rollout-temperature: 0.0 must be greater than 0"),
         (["--use-kl-loss=maybe"], "--use-kl-loss"),
+        (["--num-threads", "100000"], "logical CPU(s) of this machine"),
+        (["--resume="], "--resume: '' is empty; use never, auto, or the name or the path of a checkpoint"),
         (["stray"], "stray"),
     ],
 )
@@ -61,6 +63,7 @@ def test_a_wrong_flag(stacx: Any, mode: Any, flags: Any, message: str) -> None:
         ("STACX_KL_LOSS_CEOF", "0.1", "STACX_KL_LOSS_CEOF (did you mean 'STACX_KL_LOSS_COEF'?)"),
         ("STACX_LR", "fast", "environment variable STACX_LR: expected float, got 'fast'"),
         ("STACX_ALGORITHM", "", "''"),
+        ("STACX_RESUME", " ", "environment variable STACX_RESUME: ' ' is empty; use never, auto"),
     ],
 )
 def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, message: str) -> None:
@@ -76,13 +79,22 @@ def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, mess
         ("[trainer]\nmax_step = 50\n", "unknown key 'trainer.max_step'"),
         ("[trainer]\nlr = 1e-6\n", "unknown key 'trainer.lr' (it belongs in [optimizer])"),
         ("trainer..lr = 1e-6\n", "run.toml"),
+        ("[optimiser]\n", "run.toml: unknown section [optimiser] (did you mean 'optimizer'?)"),
+        (
+            "[weights_and_biases]\nname = 1\n",
+            "run.toml: unknown section [weights_and_biases]; there are data, eval, grpo,",
+        ),
+        ("[recipe]\nalgorithm = 3\n", "run.toml: recipe.algorithm: expected str, got int 3"),
+        ("[plugins]\nenable = 3\n", "plugins.enable in {folder}/run.toml is 3; it must be a list of plugin names"),
+        ("plugins = 3\n", "run.toml: key 'plugins' stands outside a table"),
         ('[optimizer]\nlr = "1e-6"\n', "optimizer.lr: expected float, got str '1e-6'"),
         ("[optimizer]\nlr = 1e-6\nlr = 1e-5\n", "Cannot overwrite a value"),
     ],
 )
 def test_a_wrong_config_key(stacx: Any, tmp_path: Path, mode: Any, text: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(text)
-    refused(stacx(*COMPLETE, "--config", tmp_path / "run.toml", *mode), message)
+    command = without("--algorithm") if "algorithm" in text else COMPLETE
+    refused(stacx(*command, "--config", tmp_path / "run.toml", *mode), message.format(folder=tmp_path))
 
 
 def test_a_missing_config_file(stacx: Any) -> None:

@@ -1,4 +1,4 @@
-"""The `stacx` command in a process of its own."""
+"""Python scripts side by side."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ from pathlib import Path
 import pytest
 
 import stacx_core
-
-
-@pytest.fixture
-def child(rewards: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python with arguments in a child process that finds the rewards and the tested package."""
-
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("STACX_")}
-        path = os.pathsep.join([str(rewards), str(Path(stacx_core.__file__).parents[1]), *sys.path])
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env={**clean, "PYTHONPATH": path, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    return run
 
 
 @pytest.fixture

@@ -32,6 +32,14 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"run can no longer be written: .*No space left"),
+        claimed(tmp_path / "run"),
+    ):
+        Path("/dev/full").write_text("metrics")
+
+
 def write(folder: Path) -> None:
     (folder / "weights").write_text("1")
 

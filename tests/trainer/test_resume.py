@@ -169,10 +169,10 @@ def test_a_damaged_checkpoint_is_passed_over(
     stacx: Any, metrics: Any, grpo: Options, tmp_path: Path, caplog: Any
 ) -> None:
     finish_and_damage(stacx, grpo("damaged"), tmp_path / "damaged")
-    shutil.copytree(tmp_path / "damaged", tmp_path / "before")
     caplog.clear()
     assert stacx(*grpo("damaged"), "--resume").code == 0
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    ours = [record for record in caplog.records if record.name.startswith("stacx_core.")]
+    warnings = [record.message for record in ours if record.levelname == "WARNING"]
     assert warnings == [
         "skipping checkpoint rollout_000006: trainer.json is missing",
         "checkpoint rollout_000006 is beyond the one resumed from and was set aside",
@@ -205,18 +205,42 @@ def test_a_finished_run_has_nothing_left_to_do(stacx: Any, metrics: Any, grpo: O
             ["--algorithm", "sft", "--num-steps-per-rollout", "1", "--n-samples-per-prompt", "1"],
             "is of algorithm 'grpo', this run is 'sft'",
         ),
-        (["--prompt-data", "{shorter}"], "saved with 12 prompt rows, but the data now has 11"),
+        (["--prompt-data", "{shorter}"], "the number of prompt rows was 12 and is 11"),
+        (["--prompt-data", "{longer}"], "the number of prompt rows was 12 and is 13"),
+        (["--prompt-data", "{other}"], "the fingerprint of the prompts was"),
+        (["--seed", "7"], "--seed was 1234 and is 7"),
+        (["--no-rollout-shuffle"], "--rollout-shuffle was True and is False"),
     ],
 )
 def test_a_run_is_not_resumed_as_another(
     stacx: Any, grpo: Options, sums: Path, tmp_path: Path, change: list[str], message: str
 ) -> None:
-    shorter = tmp_path / "shorter.jsonl"
-    shorter.write_text("".join(sums.read_text().splitlines(keepends=True)[:-1]))
+    lines = sums.read_text().splitlines(keepends=True)
+    data = {"shorter": lines[:-1], "longer": [*lines, lines[0]], "other": [*lines[:-1], lines[0]]}
+    files = {name: tmp_path / f"{name}.jsonl" for name in data}
+    for name, path in files.items():
+        path.write_text("".join(data[name]))
     assert stacx(*grpo("run")).code == 0
-    done = stacx(*grpo("run"), "--resume", *[arg.format(shorter=shorter) for arg in change])
+    before = contents(tmp_path / "run")
+    done = stacx(*grpo("run"), "--resume", "rollout_000003", *[arg.format(**files) for arg in change])
     assert done.code == 1
     assert message in done.err
+    assert contents(tmp_path / "run") == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_rows_elsewhere_and_more_rollouts_are_no_other_run(
+    stacx: Any, metrics: Any, grpo: Options, sums: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.jsonl"
+    shutil.copy(sums, moved)
+    assert stacx(*grpo("run")).code == 0
+    done = stacx(*grpo("run"), "--resume", "--prompt-data", str(moved), "--num-rollout", "7")
+    assert done.code == 0, done.err
+    assert rollouts(metrics, tmp_path / "run") == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_loading_the_weights_alone_starts_the_schedule_anew(

@@ -6,15 +6,14 @@ a run share them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from stacx_core import Args, Batch, NonFiniteError
+from stacx_core import Args, Batch
 from stacx_plugin_grpo.objectives import compute_group_advantages, group_statistics
-from stacx_plugin_grpo.objectives.group_advantages import Relative, centred, standardised
+from stacx_plugin_grpo.objectives.group_advantages import Relative, centred, check_finite, standardised
 
 
 def group_advantages(batch: Batch, args: Args) -> dict[str, float]:
@@ -46,7 +45,7 @@ def write_group_advantages(batch: Batch, args: Args, relative: Relative | None) 
         ``flat_group_frac`` (voting groups without any difference in reward), and the metrics of ``summary``.
 
     Raises:
-        NonFiniteError: a reward that is trained on is NaN or infinite.
+        NonFiniteError: a reward that is trained on is NaN, or beyond float32.
         BatchError: a group of one under ``--group-of-one error``.
     """
     trained, rewards = trainable(batch), trained_rewards(batch)
@@ -76,12 +75,10 @@ def trained_rewards(batch: Batch) -> list[float]:
     """The rewards, 0 in place of those of samples without trained tokens.
 
     Raises:
-        NonFiniteError: a reward that is trained on is NaN or infinite.
+        NonFiniteError: a reward that is trained on is not finite in float32.
     """
     rewards = [r if can_train else 0.0 for r, can_train in zip(batch["rewards"], trainable(batch), strict=True)]
-    for i, reward in enumerate(rewards):
-        if not math.isfinite(reward):
-            raise NonFiniteError(f"the reward of sample {i} is {reward}; the reward function must return a number")
+    check_finite(rewards)
     return rewards
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stacx_core import BatchError, NonFiniteError
 
+LARGEST = torch.finfo(torch.float32).max
 STD_EPSILON = 1e-6
 ROUNDING = 1e-8
 """Numbers that differ by less than this, relative to the largest, are the same number."""
@@ -104,15 +105,13 @@ def compute_group_advantages(
         ``[B]`` float32, for every sample, those without a vote included.
 
     Raises:
-        NonFiniteError: a reward is NaN or infinite.
+        NonFiniteError: a reward is not finite in float32.
         BatchError: a group of one with ``group_of_one`` "error".
         ValueError: another ``group_of_one``.
     """
     if group_of_one not in ("zero", "raw", "error"):
         raise ValueError(f"group_of_one is {group_of_one!r}; choose zero, raw or error")
-    for i, reward in enumerate(rewards):
-        if not math.isfinite(reward):
-            raise NonFiniteError(f"the reward of sample {i} (group {group_indices[i]}) is {reward}")
+    check_finite(rewards)
     keys = range(len(rewards)) if rollout_ids is None else rollout_ids
     statistics = group_statistics(rewards, group_indices, keys, votes)
     lonely = [group for group, of_group in statistics.items() if of_group.voters == 1]
@@ -131,6 +130,17 @@ def compute_group_advantages(
         else:
             values.append(relative(reward, key, of_group))
     return torch.tensor(values, dtype=torch.float32)
+
+
+def check_finite(rewards: Sequence[float]) -> None:
+    """Refuse rewards that float32, in which advantages are handed on, cannot hold.
+
+    Raises:
+        NonFiniteError: a reward is NaN, infinite or beyond float32.
+    """
+    for i, reward in enumerate(rewards):
+        if not abs(reward) <= LARGEST:
+            raise NonFiniteError(f"the reward of sample {i} is {reward}; rewards must lie within +-{LARGEST:.3g}")
 
 
 def centred(reward: float, rollout: int, group: GroupStatistics) -> float:

@@ -23,6 +23,7 @@ from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import PLUGIN_VARIABLES, Knob
 from stacx_core.plugin_selection import PluginSelection
 from stacx_core.plugins import HOST, PluginHost, ProvidedRecipe
+from stacx_core.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -58,6 +59,7 @@ def pages() -> dict[str, str]:
     provided = recipes()
     return {
         "batch-keys.md": batch_keys_page(),
+        "checks.md": checks_page(),
         "command-line.md": command_line_page(),
         "exit-codes.md": exit_codes_page(),
         "hooks.md": hooks_page(),
@@ -92,6 +94,24 @@ def batch_keys_page() -> str:
             ("Key", "Per sample", "Written by", "Meaning"),
             [(code(key.name), code(key.element), key.producer, key.description) for key in BATCH_KEYS.values()],
         ),
+    )
+
+
+def checks_page() -> str:
+    """Every check of the conformance suite."""
+    scopes = {
+        "recipe": "once",
+        "defaults": "the defaults",
+        "main": "the defaults, everything on",
+        "every": "every switch and choice",
+    }
+    rows = [(code(c.name), c.holds, c.finds, scopes[c.scope], "yes" if c.waivable else "no") for c in CHECKS.values()]
+    return page(
+        "Checks",
+        "What `stacx check` and `stacx_core.testing.RecipeConformance` look at, in this order; "
+        "[Check a recipe](../how-to/check-a-recipe.md) says how to use them. *Under* says with which arguments a check "
+        "runs, and *waivable* whether a specialization may say that the property is not meant to hold for it.",
+        table(("Check", "What must hold", "What it finds", "Under", "Waivable"), rows),
     )
 
 

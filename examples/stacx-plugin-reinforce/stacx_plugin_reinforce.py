@@ -5,7 +5,6 @@ No ratio, no clipping, no reference model. A whole algorithm package: this modul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ def reinforce() -> TrainingConfig:
         name="policy",
         specialization_cls=f"{__name__}:ReinforceSpecialization",
         sync_to_rollout=True,
-        reads={"advantages": (), "loss_masks": (), "response_lengths": ()},
+        reads={"rewards": (), "advantages": ()},
         prepare=(f"{__name__}:compute_advantages",),
     )
     baseline = Knob(
@@ -50,7 +49,7 @@ def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
     """Add `advantages`, per sample [R] float32, from the rewards of the whole batch, before it is split."""
     import torch
 
-    rewards = [reward for reward in batch["rewards"] if not math.isnan(reward)]
+    rewards = [reward for reward, removed in zip(batch["rewards"], batch["removed"], strict=True) if not removed]
     mean = sum(rewards) / max(len(rewards), 1)
     baseline = mean if args.reinforce_baseline == "batch_mean" else 0.0
     batch["advantages"] = [
@@ -63,7 +62,7 @@ def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
 @cache
 def specialization() -> type[CausalDecoderSpecialization]:
     """Build the loss class. Only training needs it, so that listing recipes never imports torch."""
-    from stacx_core import CausalDecoderSpecialization, sum_of_sample_mean
+    from stacx_core import CausalDecoderSpecialization
 
     class ReinforceSpecialization(CausalDecoderSpecialization):
         """The REINFORCE loss of one micro-batch."""
@@ -74,8 +73,7 @@ def specialization() -> type[CausalDecoderSpecialization]:
             """Return the 0-d loss and metrics; `model_output` is [T, V], per-token values are [N]."""
             log_probs, _ = self.response_log_probs(model_output, batch)
             per_token = -self.flat(batch, "advantages") * log_probs
-            loss = sum_of_sample_mean(per_token, batch["response_lengths"], batch["loss_masks"])
-            loss = reducer(loss)
+            loss = reducer(per_token)
             return loss, {"reinforce_loss": loss.detach()}
 
     return ReinforceSpecialization

@@ -17,11 +17,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stacx_core import Args, Sample
 from stacx_core.cli import main
+from stacx_core.testing import RecipeConformance
+
+
+class TestReinforce(RecipeConformance):
+    recipe = "reinforce"
 
 
 @pytest.mark.parametrize(("baseline", "expected"), [("batch_mean", [-0.5, 0.5]), ("none", [0.0, 1.0])])
 def test_advantages_are_taken_over_the_whole_batch(baseline: str, expected: list[float]) -> None:
-    batch: dict[str, Any] = {"rewards": [0.0, 1.0, float("nan")], "response_lengths": [2, 1, 1]}
+    batch: dict[str, Any] = {"rewards": [0.0, 1.0, float("nan")], "removed": [0, 0, 1], "response_lengths": [2, 1, 1]}
     metrics = compute_advantages(batch, Args.of(reinforce_baseline=baseline))
     assert metrics == {"reward_mean": 0.5}
     assert batch["advantages"][0].tolist() == [expected[0]] * 2
@@ -39,7 +44,7 @@ def test_the_loss_of_uniform_logits() -> None:
     }
     args = Args.of(rollout_temperature=1.0, log_probs_chunk_size=2)
     logits = torch.zeros(6, 4, requires_grad=True)
-    loss, metrics = ReinforceSpecialization(args).compute_loss(logits, batch, lambda x: x)
+    loss, metrics = ReinforceSpecialization(args).compute_loss(logits, batch, torch.sum)
     torch.testing.assert_close(loss.detach(), torch.log(torch.tensor(4.0)))
     assert metrics["reinforce_loss"] == loss
     loss.backward()

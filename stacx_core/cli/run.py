@@ -19,6 +19,7 @@ COMMANDS = {
     "plot": ("stacx_core.cli.plot:plot", "Draw the curves of runs."),
     "list-recipes": ("stacx_core.cli.listing:list_recipes", "List the recipes of all plugins."),
     "show-recipe": ("stacx_core.cli.recipe_page:show_recipe", "Show everything about one recipe."),
+    "check": ("stacx_core.cli.check:check", "Check that recipes keep what every recipe must."),
     "plugins": ("stacx_core.cli.listing:plugins", "List the installed plugins, also the broken ones."),
     "doctor": ("stacx_core.cli.doctor:doctor", "Check versions, extras, devices, threads and plugins."),
 }

@@ -40,6 +40,14 @@ class Specialization(ABC):
         """Metrics derived from a step's aggregated ones, such as a perplexity from a mean."""
         return metrics
 
+    def waives(self) -> dict[str, str]:
+        """Checks of ``stacx check`` that do not apply under these arguments, each with the reason, which is reported.
+
+        For properties an objective rightly lacks: a ratio of whole sequences says here that ``siblings`` does not
+        apply, because cutting a sequence in two changes it. Most checks cannot be waived.
+        """
+        return {}
+
     def mask(self, batch: Batch) -> Tensor:
         """``[N]`` bool: which response tokens are trained."""
         return torch.cat(list(batch["loss_masks"])).bool()

@@ -47,6 +47,7 @@ def modules_after(*arguments: str) -> set[str]:
         ["list-recipes"],
         ["list-recipes", "--json"],
         ["show-recipe", "sft"],
+        ["check", "--help"],
         ["doctor"],
     ],
     ids=" ".join,

@@ -120,3 +120,18 @@ def _check_lengths(args: Args) -> None:
         )
     if args.get("gae_bootstrap_truncated") and args.mask_truncated:
         raise ConfigError("--gae-bootstrap-truncated has no effect on responses that --mask-truncated leaves out")
+
+
+def by_sequence(args: Args) -> dict[str, str]:
+    """The check of `stacx check` that does not apply where a whole sequence is weighted or left out."""
+    levels = args.tis_level if args.use_tis else "token", args.rs_level if args.use_rs else "token"
+    if args.use_opsm or args.rs_veto_threshold is not None or levels != ("token", "token"):
+        return {"siblings": "a sequence is weighted or left out as a whole"}
+    return {}
+
+
+def over_all_tokens(args: Args) -> dict[str, str]:
+    """The check that does not apply where returns run through masked tokens, whose values then count."""
+    if args.get("gae_masking") == "all":
+        return {"garbage_in_masked_slots": "returns run over all tokens, masked ones included, by choice"}
+    return {}

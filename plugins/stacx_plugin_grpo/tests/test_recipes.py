@@ -78,6 +78,7 @@ def test_an_estimator_stands_for_its_recipe(estimator: str, name: str) -> None:
                 "loss_aggregation": "token_mean",
                 "dynamic_sampling_filter": "reward_std",
                 "overlong_cache": 4096,
+                "rollout_max_response_len": 20480,
                 "n_samples_per_prompt": 8,
             },
         ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stacx_core import Args, PromptStream, Rollout, RolloutEngine, Sample, sequence_limit
 from stacx_plugin_preference.kto import MISMATCHED
-from stacx_plugin_preference.units import Unit, load_units
+from stacx_plugin_preference.units import Unit, load_units, with_mismatched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +34,18 @@ class PairRollout:
         self.held = load_units(held, args, tokenizer, limit, args.eval_limit).units if held is not None else []
         self.num_prompts = len(self.train.units)
         self.stream = PromptStream(self.train.units, seed=args.seed, shuffle=args.rollout_shuffle)
+
+    @classmethod
+    def check_samples(cls, args: Args, samples: Sequence[Sample]) -> list[Sample]:
+        """What the samples that `stacx check` generates are in a rollout: for ``kto`` each has a mismatched twin."""
+        if args.get("dpo_loss_type") != "kto":
+            return list(samples)
+        units = with_mismatched([replace(sample, pair_id=None) for sample in samples], "the generated samples", None)
+        return [
+            sample if first else replace(sample, index=None)
+            for unit in units
+            for sample, first in zip(unit, (True, False), strict=True)
+        ]
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The samples of the next pairs; the engine is not used."""

@@ -67,6 +67,10 @@ class PreferenceSpecialization(CausalDecoderSpecialization):
             losses, metrics = self._paired(evidence, sums, counts, batch)
         return reducer(losses.sum()), metrics
 
+    def waives(self) -> dict[str, str]:
+        """Half a response has another evidence than the whole."""
+        return {"siblings": "a response is judged as a whole"}
+
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """Add the ``margin`` of ``kto``, whose chosen and rejected responses are not paired."""
         if "margin" in metrics or not {"rewards_chosen", "rewards_rejected"} <= set(metrics):

@@ -61,7 +61,7 @@ def load_units(
     if identical:
         logger.warning("%s: %d pairs have the same response twice, which teaches nothing", source, identical)
     if args.get("dpo_loss_type") == "kto":
-        units = _with_mismatched([sample for (sample,) in units], source, limit)
+        units = with_mismatched([sample for (sample,) in units], source, limit)
     return Loaded(units, dropped, identical)
 
 
@@ -97,7 +97,7 @@ def _sample(answer: Answer, args: Args, tokenizer: PreTrainedTokenizerBase, limi
     return replace(sample, prompt=answer.prompt, is_chosen=answer.is_chosen, metadata=notes, task_id=answer.where)
 
 
-def _with_mismatched(samples: Sequence[Sample], source: str, limit: int | None) -> list[Unit]:
+def with_mismatched(samples: Sequence[Sample], source: str, limit: int | None) -> list[Unit]:
     """Each sample with a twin: its prompt, and the response of the next sample that has another prompt."""
     prompts = [tuple(sample.tokens[: sample.prompt_length]) for sample in samples]
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}

@@ -1,10 +1,10 @@
-"""What every teacher offers: scores of the student's own tokens, and actions of its own."""
+"""What every teacher offers: scores of what the student wrote, and actions in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stacx_core.data.sample import Sample
 from stacx_core.rollout.engine import SamplingParams
@@ -12,11 +12,11 @@ from stacx_core.rollout.engine import SamplingParams
 
 @dataclass(frozen=True)
 class TeacherScore:
-    """The teacher's view of one response.
+    """What the teacher says of one sample's response, R tokens long.
 
     Args:
-        log_probs: One per response token (nats).
-        topk_ids: Per response token its likeliest ids, when asked for.
+        log_probs: R log-probs (nats) of the very tokens of the response, at the sampling temperature.
+        topk_ids: At each of the R positions the ids the teacher finds likeliest; ``None`` when none were asked for.
         topk_log_probs: Their log-probs, in the same layout.
     """
 
@@ -27,12 +27,12 @@ class TeacherScore:
 
 @dataclass(frozen=True)
 class TeacherTurn:
-    """A state in which an action is wanted.
+    """A state in which the teacher is to act.
 
     Args:
-        context: Token ids in front of the action.
-        observation: The text the actor sees, for a teacher that reads no ids.
-        seed: Of the sampling.
+        context: Token ids in front of the action, as a model sees them.
+        observation: The text the environment showed last, which is what a scripted expert sees.
+        seed: Of the sampling; the same state and seed give the same action.
     """
 
     context: Sequence[int]
@@ -42,17 +42,25 @@ class TeacherTurn:
 
 @dataclass(frozen=True)
 class TeacherAction:
-    """One action: its ids with the end of the turn, and its text."""
+    """What the teacher did: token ids, the end-of-turn id included, and their text without it."""
 
     ids: list[int]
     text: str
 
 
 class Teacher(Protocol):
-    """Scores what the student wrote, or acts in its place."""
+    """A model or an expert to learn from. ``--teacher`` names it."""
 
     def score(self, samples: Sequence[Sample], top_k: int) -> list[TeacherScore]:
-        """One score per sample over its very ids, in order; ``top_k`` 0 asks for no list of ids."""
+        """One score per sample, in order, of the sample's own token ids; with ``top_k`` 0 without top-k lists."""
 
     def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
-        """One action per turn, in order."""
+        """One action per state, in order."""
+
+
+@runtime_checkable
+class QueryTeacher(Teacher, Protocol):
+    """A teacher that can also be asked for the log-probs of chosen ids."""
+
+    def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]]]:
+        """Log-probs of ids ``[R][K]`` per sample, in the same layout."""

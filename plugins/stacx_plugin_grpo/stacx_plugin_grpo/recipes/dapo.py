@@ -18,5 +18,6 @@ def dapo() -> TrainingConfig:
             "loss_aggregation": "token_mean",
             "dynamic_sampling_filter": "reward_std",
             "overlong_cache": 4096,
+            "rollout_max_response_len": 20480,
         },
     )

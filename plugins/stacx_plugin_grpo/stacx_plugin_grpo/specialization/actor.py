@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stacx_core import Batch, CausalDecoderSpecialization
 from stacx_core.objectives import Reducer, kl_estimate
-from stacx_plugin_grpo.checks import rejection_bounds
+from stacx_plugin_grpo.checks import by_sequence, over_all_tokens, rejection_bounds
 from stacx_plugin_grpo.objectives import (
     cispo_loss,
     clipped_surrogate,
@@ -71,6 +71,10 @@ class ActorSpecialization(CausalDecoderSpecialization):
             loss = loss + args.kl_loss_coef * kl_loss
             metrics["kl_loss"] = kl_loss.detach()
         return loss, metrics
+
+    def waives(self) -> dict[str, str]:
+        """What is decided by a whole sequence changes when the sequence is cut."""
+        return {**by_sequence(self.args), **over_all_tokens(self.args)}
 
     def policy_loss(self, log_probs: Tensor, old: Tensor, batch: Batch) -> Terms:
         """The per-token policy loss ``[N]`` before any correction, and the share of tokens whose loss was clipped."""
@@ -139,6 +143,10 @@ class ActorSpecialization(CausalDecoderSpecialization):
 
 class GspoActor(ActorSpecialization):
     """GSPO (Zheng et al. 2025): the actor with the ratio of the sequence in place of the token's."""
+
+    def waives(self) -> dict[str, str]:
+        """The ratio is the sequence's."""
+        return {**super().waives(), "siblings": "the importance ratio is that of the whole sequence"}
 
     def policy_loss(self, log_probs: Tensor, old: Tensor, batch: Batch) -> Terms:
         """As the base class's; a clipped sequence counts with all its tokens."""

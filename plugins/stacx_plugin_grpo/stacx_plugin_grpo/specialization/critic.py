@@ -6,6 +6,7 @@ from torch import Tensor
 
 from stacx_core import Batch, ScalarHeadSpecialization
 from stacx_core.objectives import Reducer
+from stacx_plugin_grpo.checks import over_all_tokens
 from stacx_plugin_grpo.objectives import clipped_value_loss
 
 
@@ -36,6 +37,10 @@ class CriticSpecialization(ScalarHeadSpecialization):
             "error_mean": self.mean_pair(error, batch),
             "error_square": self.mean_pair(error.double().square(), batch),
         }
+
+    def waives(self) -> dict[str, str]:
+        """Returns over all tokens read values of masked ones."""
+        return over_all_tokens(self.args)
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """Replace the second moments by ``explained_variance``, ``1 - Var(G - V) / Var(G)``.

@@ -1,0 +1,17 @@
+"""The checks by topic; importing this package fills `stacx_core.testing.results.CHECKS` in the order below."""
+
+from __future__ import annotations
+
+# isort: off
+from stacx_core.testing.checks import (
+    structure as structure,
+    keys as keys,
+    values as values,
+    masking as masking,
+    invariance as invariance,
+    edges as edges,
+    extremes as extremes,
+    metrics as metrics,
+    credit as credit,
+)
+# isort: on

@@ -1,0 +1,135 @@
+"""That one step has one loss and one gradient, however its samples are cut, packed, ordered or distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stacx_core.data.batch import RESPONSE_KEYS, Batch, select
+from stacx_core.testing.ranks import Job
+from stacx_core.testing.results import NotApplicable, Wrong, check
+from stacx_core.testing.trial import Trial, during, require_same, require_same_gradients
+
+SIZES = (1, 2, 3)
+BUDGETS = (9, 16)
+
+
+@check("every")
+def micro_batch_split(trial: Trial) -> None:
+    """Loss, gradient and metrics are the same with 1, 2, 3 or all samples in a micro-batch.
+
+    Finds: means and statistics taken within a micro-batch, divisions by its number of samples or tokens.
+    """
+    for size in SIZES:
+        change = f"with micro-batches of {size}"
+        with during(change):
+            found = trial.subject.step(trial.prepared, trial.outputs, micro_batch_size=size)
+        require_same(found, trial.outcome, change)
+
+
+@check("every")
+def packing(trial: Trial) -> None:
+    """Loss, gradient and metrics do not depend on which samples share a pack, or on their order in it.
+
+    Finds: rows read across the border of two packed samples, offsets counted from the start of the pack.
+    """
+    for budget in BUDGETS:
+        change = f"with packs of up to {budget} tokens"
+        with during(change):
+            found = trial.subject.step(trial.prepared, trial.outputs, max_tokens_per_gpu=budget)
+        require_same(found, trial.outcome, change)
+    backwards = select(trial.prepared, range(len(trial.prepared["tokens"]))[::-1])
+    require_same(trial.subject.step(backwards, trial.outputs), trial.outcome, "with one pack in reverse order")
+
+
+@check("every")
+def sample_order(trial: Trial) -> None:
+    """Each sample's gradient is the same when the whole batch is in another order before any stage.
+
+    Finds: group statistics by position, keys matched to samples by position.
+    """
+    for name, order in _orders(len(trial.rows)):
+        change = f"with the samples in {name} order"
+        with during(change):
+            found = trial.run([trial.rows[position] for position in order])
+        require_same(found, trial.outcome, change)
+
+
+def _orders(count: int) -> list[tuple[str, list[int]]]:
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+    return [("reverse", list(range(count))[::-1]), ("shuffled", shuffled)]
+
+
+@check("every", waivable=True)
+def siblings(trial: Trial) -> None:
+    """Cutting a rollout into two samples with one rollout id changes neither the loss nor any token's gradient.
+
+    Finds: averages over samples where the rollout counts, denominators other than `rollout_mask_sums`.
+    """
+    whole = trial.prepared
+    if "pair_ids" in whole:
+        raise NotApplicable("a preference pair is compared as a whole")
+    outputs, pieces = dict(trial.outputs), []
+    for position, index in enumerate(whole["sample_indices"]):
+        cut = whole["response_lengths"][position] // 2
+        if cut == 0:
+            pieces.append(select(whole, [position]))
+            continue
+        first, second = _halves(index)
+        end = whole["total_lengths"][position] - whole["response_lengths"][position] + cut
+        pieces += [_piece(whole, position, 0, cut, first), _piece(whole, position, cut, None, second)]
+        outputs[first], outputs[second] = outputs[index][:end], outputs.pop(index)
+    found = trial.subject.step(_joined(pieces), outputs)
+    change = "with each rollout cut into two samples"
+    gradients = dict(found.gradients)
+    for index in trial.outputs:
+        first, second = _halves(index)
+        if first in gradients:
+            gradients[index] = gradients[second].clone()
+            gradients[index][: len(gradients[first])] += gradients[first]
+    if abs(found.loss - trial.outcome.loss) > 1e-6 * abs(trial.outcome.loss) + 1e-12:
+        raise Wrong(f"the loss is {found.loss:.6g} {change}, and {trial.outcome.loss:.6g} without that")
+    require_same_gradients(gradients, trial.outcome.gradients, change)
+
+
+def _halves(index: int) -> tuple[int, int]:
+    """The numbers of the two samples that one is cut into."""
+    return 2 * index + 1000, 2 * index + 1001
+
+
+def _piece(batch: Batch, position: int, start: int, stop: int | None, index: int) -> Batch:
+    """One sample with the response tokens `start` to `stop`; what comes before them belongs to its prompt."""
+    piece = select(batch, [position])
+    for key in RESPONSE_KEYS:
+        if key in piece:
+            piece[key] = [piece[key][0][start:stop]]
+    length = len(piece["loss_masks"][0])
+    end = batch["total_lengths"][position] - batch["response_lengths"][position] + start + length
+    return {
+        **piece,
+        "tokens": [batch["tokens"][position][:end]],
+        "total_lengths": [end],
+        "response_lengths": [length],
+        "sample_indices": [index],
+    }
+
+
+def _joined(pieces: Sequence[Batch]) -> Batch:
+    return {
+        key: [item for piece in pieces for item in piece[key]] if isinstance(value, list) else value
+        for key, value in pieces[0].items()
+    }
+
+
+@check("every", shrinks=False)
+def data_parallel(trial: Trial) -> None:
+    """Two processes with half of the micro-batches each, and their sums over gloo, give what one process gives.
+
+    Finds: statistics within a rank, collectives that only some ranks reach, counts that are summed twice.
+    """
+    if "data_parallel" not in trial.subject.config.supports:
+        raise NotApplicable("the recipe does not list data_parallel in supports")
+    answers = trial.ranks.step(Job(trial.subject, trial.prepared, trial.outputs, micro_batch_size=2))
+    for rank, answer in enumerate(answers):
+        require_same(answer, trial.outcome, f"after the sums on rank {rank} of {len(answers)}")

@@ -1,0 +1,169 @@
+"""Two real processes that share the micro-batches of a step; started once for all recipes.
+
+`python -m stacx_core.testing.ranks RANK RANKS FILE` is one of them. It reads pickled jobs from its standard input, each
+with the path to import from, computes its share, sums gradients and metrics over the ranks with gloo, and writes the
+pickled result.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stacx_core.data.batch import Batch
+from stacx_core.errors import StacxError
+from stacx_core.plugin_selection import ENABLE_VARIABLE
+from stacx_core.plugins import HOST, plugin_host
+from stacx_core.testing.subject import Outcome, Subject
+
+RANKS = 2
+TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to compute: a subject, its prepared batch, the outputs, and the size of a micro-batch."""
+
+    subject: Subject
+    batch: Batch
+    outputs: Mapping[int, Tensor]
+    micro_batch_size: int
+
+
+class RankError(StacxError, RuntimeError):
+    """A job failed in one of the processes."""
+
+
+class Ranks:
+    """The processes; a context manager that ends them. The first job starts them, or `start` does ahead of it."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the processes unless they run."""
+        if self._processes:
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="stacx-ranks-")
+        meeting = Path(self._folder.name) / "store"
+        loaded = [record.distribution for record in plugin_host().records if record.status == "loaded"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            "OMP_NUM_THREADS": "1",
+            ENABLE_VARIABLE: ",".join(name for name in loaded if name != HOST.distribution),
+        }
+        command = [sys.executable, "-m", __name__]
+        for rank in range(RANKS):
+            arguments = [*command, str(rank), str(RANKS), str(meeting)]
+            self._processes.append(
+                subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+
+    def step(self, job: Job) -> list[Outcome]:
+        """What each rank holds after the sums over ranks.
+
+        Raises:
+            RankError: a rank raised, or died.
+        """
+        self.start()
+        parcel = pickle.dumps(job)
+        for process in self._processes:
+            assert process.stdin is not None
+            pickle.dump((sys.path, parcel), process.stdin)
+            process.stdin.flush()
+        answers = [self._answer(rank, process) for rank, process in enumerate(self._processes)]
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, str):
+                raise RankError(f"rank {rank} of {RANKS} failed: {answer}")
+        return answers
+
+    def _answer(self, rank: int, process: subprocess.Popen[bytes]) -> Any:
+        assert process.stdout is not None
+        try:
+            return pickle.load(process.stdout)
+        except EOFError:
+            code = process.wait()
+            self.stop()
+            raise RankError(f"rank {rank} of {RANKS} ended with exit code {code}") from None
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+        self._processes = []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def serve(rank: int, ranks: int, meeting: str) -> None:
+    """Answer jobs until the input ends; what plugins print goes to the standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=TIMEOUT)
+    while True:
+        try:
+            sys.path[:], parcel = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        pickle.dump(_answer(parcel, rank, ranks), answers)
+        answers.flush()
+    dist.destroy_process_group()
+
+
+def _answer(parcel: bytes, rank: int, ranks: int) -> Outcome | str:
+    """The summed outcome, or what went wrong; a rank that fails still tells the others, so that none waits."""
+    own: Outcome | None = None
+    error = ""
+    try:
+        job: Job = pickle.loads(parcel)
+        own = job.subject.step(job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    errors = [""] * ranks
+    dist.all_gather_object(errors, error)
+    if own is None or any(errors):
+        return next(text for text in (error, *errors) if text)
+    return _summed(own, ranks)
+
+
+def _summed(own: Outcome, ranks: int) -> Outcome:
+    """Gradients, losses and sums of metrics added over the ranks."""
+    shapes: list[Any] = [None] * ranks
+    dist.all_gather_object(shapes, {name: tuple(value.shape) for name, value in own.metrics.items()})
+    known = {name: shape for of_rank in shapes for name, shape in of_rank.items()}
+    metrics = {name: own.metrics.get(name, torch.zeros(known[name], dtype=torch.float64)) for name in sorted(known)}
+    loss = torch.tensor(own.loss, dtype=torch.float64)
+    for value in (loss, *own.gradients.values(), *metrics.values()):
+        dist.all_reduce(value)
+    return replace(own, loss=float(loss), metrics=metrics, returned=())
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -28,6 +28,7 @@ nox.options.sessions = CI_SESSIONS
 
 RECIPES = {
     "stacx-core": ["sft"],
+    "stacx-plugin-distill": ["opd", "self_distill"],
     "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],

@@ -90,6 +90,25 @@ _REWARD = (
     Knob("reward_key", str, None, "Which entry of a reward that is a dictionary.", "reward"),
 )  # fmt: skip
 
+_TEACHER = (
+    Knob("teacher", str, None, "Teacher: model (see --teacher-load), a scripted expert package.module:function from "
+         "an observation to an action, or a class package.module:Class.", "teacher"),
+    Knob("teacher_load", str, None, "Hugging Face folder or hub id of the model of --teacher model.", "teacher"),
+    Knob("teacher_dtype", str, None, "Precision of the teacher's model; unset takes --dtype.", "teacher",
+         choices=("fp32", "bf16")),
+    Knob("teacher_retries", int, 3, "How often a teacher that failed is asked again.", "teacher", minimum=0),
+    Knob("teacher_retry_wait", float, 1.0, "Seconds before it is asked again, doubled each time.", "teacher",
+         minimum=0),
+    Knob("teacher_timeout", float, 300.0, "Seconds that a teacher other than --teacher model may take for an answer.",
+         "teacher", exclusive_minimum=0),
+    Knob("teacher_failure", str, "raise", "A sample the teacher failed on: stop the run, drop the sample, or mask its "
+         "tokens.", "teacher", choices=("raise", "drop", "mask")),
+    Knob("teacher_max_failed", float, 0.5, "Share of a rollout the teacher may fail on before drop and mask stop the "
+         "run too.", "teacher", minimum=0, maximum=1),
+    Knob("parity_probe_limit", float, 0.05, "Before training, stop if trainer and engine differ on one text by more "
+         "than this mean absolute log-prob (nats); 0 does not ask.", "teacher", minimum=0),
+)  # fmt: skip
+
 _OPTIMIZER = (
     Knob("optimizer", str, "adam", "Optimizer: AdamW or plain SGD.", "optimizer", choices=("adam", "sgd")),
     Knob("lr", float, 1e-6, "Peak learning rate.", "optimizer", minimum=0),
@@ -152,5 +171,15 @@ _OUTPUT = (
 )  # fmt: skip
 
 HOST_KNOBS: tuple[Knob, ...] = (
-    _RECIPE + _MODEL + _DATA + _ROLLOUT + _ENVIRONMENT + _REWARD + _OPTIMIZER + _TRAINER + _EVAL + _OUTPUT
+    *_RECIPE,
+    *_MODEL,
+    *_DATA,
+    *_ROLLOUT,
+    *_ENVIRONMENT,
+    *_REWARD,
+    *_TEACHER,
+    *_OPTIMIZER,
+    *_TRAINER,
+    *_EVAL,
+    *_OUTPUT,
 )

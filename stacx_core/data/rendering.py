@@ -86,6 +86,17 @@ def sft_sample(
     )
 
 
+def action_ids(text: str, tokenizer: PreTrainedTokenizerBase, mode: ChatTemplateMode = "auto") -> list[int]:
+    """Token ids of what an assistant says: the text, then exactly one token that ends the turn.
+
+    Raises:
+        DataError, ModelError, ConfigError: see `sft_sample`.
+    """
+    sample = sft_sample(PromptRow("-", text, 0, where="the action of an expert"), tokenizer, mode=mode)
+    assert sample is not None
+    return sample.tokens[sample.prompt_length :]
+
+
 def sft_samples(
     rows: Iterable[PromptRow],
     tokenizer: PreTrainedTokenizerBase,

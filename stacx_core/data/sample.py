@@ -15,7 +15,15 @@ Message = dict[str, Any]
 ENVIRONMENT, STUDENT, TEACHER = 0, 1, 2
 """Who wrote a token, in `Sample.executor`."""
 
-ALIGNED_FIELDS = ("loss_mask", "rollout_log_probs", "teacher_log_probs", "executor", "turn_ids")
+ALIGNED_FIELDS = (
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "teacher_topk_ids",
+    "teacher_topk_log_probs",
+    "executor",
+    "turn_ids",
+)
 """Optional fields of `Sample` with one entry per response token."""
 
 _ENVIRONMENT_ENTRY = {"rollout_log_probs": 0.0, "teacher_log_probs": 0.0, "executor": ENVIRONMENT, "turn_ids": -1}
@@ -51,6 +59,8 @@ class Sample:
         teacher_log_probs: R log-probs of the teacher (nats); +1.0 marks a token the teacher itself produced.
         executor: R entries, who wrote the token: ENVIRONMENT, STUDENT or TEACHER.
         turn_ids: R entries, the turn of an episode whose action the token belongs to; -1 on environment tokens.
+        teacher_topk_ids, teacher_topk_log_probs: at each of the R tokens K ids, and the teacher's log-probs of them.
+        teacher_prompt: prompt ids under which a teacher role scores the response, when they are not the student's.
         status: how generation ended.
         remove_sample: keep the sample out of the loss and out of its group's statistics.
         metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
@@ -73,6 +83,9 @@ class Sample:
     teacher_log_probs: list[float] | None = None
     executor: list[int] | None = None
     turn_ids: list[int] | None = None
+    teacher_topk_ids: list[list[int]] | None = None
+    teacher_topk_log_probs: list[list[float]] | None = None
+    teacher_prompt: list[int] | None = None
     status: SampleStatus = SampleStatus.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class SampledRollout(RollIn):
         self.reward = load_reward(args.rm_type, args) if args.rm_type else None
         self.keep = load_filter(args.dynamic_sampling_filter) if args.dynamic_sampling_filter else None
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
-        fitting = [row for row in rows if self._fits(self._render(row))]
+        fitting = [row for row in rows if self.has_room(row)]
         if not fitting:
             raise DataError(
                 f"{args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
@@ -101,11 +101,16 @@ class SampledRollout(RollIn):
             score([sample for group in groups for sample in group], self.reward)
         return groups
 
+    def has_room(self, row: PromptRow) -> bool:
+        """Whether the row's prompt leaves room for a response."""
+        return self.fits(self._render(row))
+
+    def fits(self, ids: Sequence[int]) -> bool:
+        """Whether a response has room behind these ids."""
+        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
+
     def _render(self, row: PromptRow) -> list[int]:
         return render_prompt(row, self.tokenizer, self.args.apply_chat_template)
-
-    def _fits(self, ids: Sequence[int]) -> bool:
-        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
 
     def state(self) -> dict[str, Any]:
         """The position in the prompts."""

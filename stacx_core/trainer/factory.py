@@ -18,6 +18,7 @@ from stacx_core.backends.model import (
     load_tokenizer,
     pick_device,
     recompute_activations,
+    stop_ids,
 )
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
@@ -66,11 +67,11 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         tokenizer=tokenizer,
         workers=workers,
         reference=_reference(syncs, args, workers),
-        engine=LocalEngine(policy.model, _stop_ids(policy, tokenizer), args.rollout_max_running),
+        engine=LocalEngine(policy.model, stop_ids(policy.model, tokenizer), args.rollout_max_running),
         roll_in=roll_in,
         evaluation=evaluation,
         syncs=syncs,
-        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args)],
+        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args, workers)],
         num_rollout=num_rollout,
     )
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -129,9 +130,11 @@ def role_args(role: ModelRole, args: Args) -> Args:
 
 def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
     source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
-    if checkpoint and role.trainable:
+    if checkpoint and (role.trainable or role.stateful):
         source = str(checkpoint / role.name)
-    model = load_model(source, DTYPES[args.dtype], pick_device(args.device), role.head)
+    # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
+    dtype = DTYPES["fp32" if role.stateful else args.dtype]
+    model = load_model(source, dtype, pick_device(args.device), role.head)
     if args.gradient_checkpointing:
         recompute_activations(model)
     worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
@@ -159,17 +162,6 @@ def _reference(syncs: list[DataSync], args: Args, workers: dict[str, RoleWorker]
     return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
 
 
-def _stop_ids(worker: RoleWorker, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends a response: the generation config's and the tokenizer's."""
-    generation = getattr(worker.model, "generation_config", None)
-    ids = getattr(generation, "eos_token_id", None)
-    listed = ids if isinstance(ids, list) else [ids]
-    found = sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
-    if not found:
-        raise ConfigError("neither the model's generation config nor its tokenizer names an end-of-sequence token")
-    return found
-
-
-def _plugin_channels(config: TrainingConfig, args: Args) -> list[Any]:
-    answers = plugin_host().hook.build_syncs(config=config, args=args)
+def _plugin_channels(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker]) -> list[Any]:
+    answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
     return [channel for channels in answers if channels for channel in channels]

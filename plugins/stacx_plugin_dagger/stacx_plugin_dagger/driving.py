@@ -24,7 +24,7 @@ class Driver:
         """Who acts in turn ``turn``, counted from 0, of an episode."""
         mode = self.args.dagger_sampling_mode
         if mode == "beta":
-            tossed = coin(self._seed, task.task_id, task.sample, self.rollout, turn)
+            tossed = coin(self.seed, task.task_id, task.sample, self.rollout, turn)
             return "teacher" if tossed < self.beta else "student"
         if mode == "aggrevate":
             return "student" if turn < self.kappa(task) else "teacher"
@@ -44,8 +44,9 @@ class Driver:
     def kappa(self, task: EpisodeTask) -> int:
         """The turn from which the teacher plays an episode, of the mode ``aggrevate``."""
         sample = task.sample if self.args.aggrevate_per == "sample" else None
-        return draw_kappa(self._seed, task.task_id, self.rollout, self.kappa_limit, sample)
+        return draw_kappa(self.seed, task.task_id, self.rollout, self.kappa_limit, sample)
 
     @property
-    def _seed(self) -> int:
+    def seed(self) -> int:
+        """Of every draw."""
         return int(self.args.get("dagger_seed", self.args.seed))

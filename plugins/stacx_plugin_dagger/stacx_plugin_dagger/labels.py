@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stacx_core import (
@@ -19,24 +20,59 @@ from stacx_core import (
     SampleStatus,
     TeacherAction,
     TeacherTurn,
+    Turn,
 )
 from stacx_plugin_dagger.driving import Driver
-from stacx_plugin_dagger.episodes import Table
 from stacx_plugin_dagger.schedules import label_seed
+from stacx_plugin_dagger.table import Table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Labels = list[list[TeacherAction | None]]
-"""Per episode the label of each turn; None where the teacher failed."""
+
+@dataclass(frozen=True)
+class State:
+    """A visited state: a turn of an episode, both by their numbers in the rollout."""
+
+    number: int
+    episode: Episode
+    turn_number: int
+
+    @property
+    def turn(self) -> Turn:
+        """What was done there."""
+        return self.episode.turns[self.turn_number]
 
 
-def dagger_rollout(args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> RollIn:
-    """The roll-in of `online_dagger`: live, or by ``--dagger-sft-mode trajectory`` the replay of a corpus."""
-    if args.dagger_sft_mode == "trajectory":
-        replayed = args.replace("--iter-sft-corpus-dir", prompt_data=args.iter_sft_corpus_dir)
-        return DatasetRollout(replayed, tokenizer, context_length)
-    return LabelledRollout(args, tokenizer, context_length)
+class DaggerRollout(RollIn):
+    """The roll-in of `online_dagger`: live episodes, or in ``--dagger-sft-mode trajectory`` the replay of a corpus.
+
+    Raises:
+        ConfigError, DataError, ModelError: tasks, teacher or corpus cannot be loaded.
+    """
+
+    takes_environment = True
+
+    def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
+        self.inner: RollIn
+        if args.dagger_sft_mode == "trajectory":
+            replayed = args.replace("--iter-sft-corpus-dir", prompt_data=args.iter_sft_corpus_dir)
+            self.inner = DatasetRollout(replayed, tokenizer, context_length)
+        else:
+            self.inner = LabelledRollout(args, tokenizer, context_length)
+        self.num_prompts = self.inner.num_prompts
+
+    def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
+        """The samples of the next episodes."""
+        return self.inner.roll(rollout, engine)
+
+    def state(self) -> dict[str, Any]:
+        """The position in the tasks or in the corpus."""
+        return self.inner.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+        self.inner.restore(state)
 
 
 class LabelledRollout(RollIn):
@@ -44,53 +80,52 @@ class LabelledRollout(RollIn):
 
     Each visited state gives one sample: the ids in front of the action and behind them the label, of which every
     token is trained. Where the teacher acted, its action is the label and nothing is asked. All samples of an episode
-    share a rollout id, so that a long episode weighs as much as a short one.
-
-    Raises:
-        ConfigError, DataError: the environment, the prompts or the teacher cannot be loaded.
+    share a rollout id, so that a long episode weighs as much as a short one. A label that the teacher failed to give,
+    under ``--teacher-failure drop`` or ``mask``, is left out.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
-        self.table = Table(args, tokenizer, context_length)
+        self.table = Table(args, tokenizer, context_length, scores=False)
         self.num_prompts = self.table.num_prompts
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
-        """The labelled states of the next episodes."""
-        table = self.table
-        played = table.play(rollout, engine)
-        labels = self._ask(played.driver, played.episodes)
-        samples, dropped = label_samples(played.episodes, labels, table.limit)
-        asked = sum(
-            len(label.ids)
-            for episode, given in zip(played.episodes, labels, strict=True)
-            for turn, label in zip(episode.turns, given, strict=False)
-            if turn.executor == "student" and label is not None
-        )
-        degraded = [None in given for given in labels]
-        metrics = table.finish(played, degraded, label_tokens=asked, labels=len(samples), dropped_labels=dropped)
-        return Rollout(samples, metrics)
+        """The labelled states of the next episodes.
 
-    def _ask(self, driver: Driver, episodes: Sequence[Episode]) -> Labels:
-        """The labels of all episodes; those of failed ones are not asked for."""
-        live = [episode for episode in episodes if not episode.failed]
-        places = [
-            (episode, number, turn)
-            for episode in live
-            for number, turn in enumerate(episode.turns)
-            if turn.executor == "student"
+        Raises:
+            TeacherError: the teacher failed, under ``--teacher-failure raise`` or too often.
+        """
+        played = self.table.play(rollout, engine)
+        states = [
+            State(number, episode, turn)
+            for number, episode in enumerate(played.episodes)
+            for turn in range(len(episode.turns))
+            if not episode.failed
         ]
+        asked = [state for state in states if state.turn.executor == "student"]
+        answers = self._ask(played.driver, asked)
+        labels = {(state.number, state.turn_number): answer for state, answer in zip(asked, answers, strict=True)}
+        samples = label_samples(states, labels)
+        fitting = [s for s in samples if self.table.limit is None or len(s.tokens) <= self.table.limit]
+        lost = {number for (number, _), answer in labels.items() if answer is None}
+        metrics = self.table.finish(
+            played,
+            [number in lost for number in range(len(played.episodes))],
+            labels=len(fitting),
+            label_tokens=sum(len(answer.ids) for answer in answers if answer is not None),
+            dropped_labels=len(samples) - len(fitting),
+        )
+        return Rollout(fitting, metrics)
+
+    def _ask(self, driver: Driver, states: Sequence[State]) -> Sequence[TeacherAction | None]:
+        """What the teacher would do in each state."""
         questions = [
-            TeacherTurn(turn.context, turn.observation, label_seed(driver.seed, episode, driver.rollout, number))
-            for episode, number, turn in places
+            TeacherTurn(state.turn.context, state.turn.observation, self._seed(driver, state)) for state in states
         ]
-        answers = iter(self.table.teacher.act(questions, self.table.params))
-        return [
-            [
-                next(answers) if turn.executor == "student" else TeacherAction(turn.ids, turn.text)
-                for turn in (episode.turns if not episode.failed else ())
-            ]
-            for episode in episodes
-        ]
+        return self.table.teacher.act(questions, self.table.params) if questions else []
+
+    def _seed(self, driver: Driver, state: State) -> int:
+        episode = state.episode
+        return label_seed(driver.seed, episode.task_id, episode.sample, driver.rollout, state.turn_number)
 
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""
@@ -101,46 +136,39 @@ class LabelledRollout(RollIn):
         self.table.tasks.restore(state)
 
 
-def label_samples(episodes: Sequence[Episode], labels: Labels, limit: int | None) -> tuple[list[Sample], int]:
-    """One sample per label.
+def label_samples(states: Sequence[State], labels: Mapping[tuple[int, int], TeacherAction | None]) -> list[Sample]:
+    """One sample per labelled state.
 
     Args:
-        episodes: what was played.
-        labels: of each episode's turns, in order; an episode without labels gives no sample.
-        limit: most tokens of a sample; labels that do not fit are left out.
-
-    Returns:
-        The samples, and how many labels did not fit.
+        states: that were visited.
+        labels: by number of the episode and of the turn; None where the teacher failed. A state that is not there was
+            the teacher's own turn, and its action is the label.
     """
     samples: list[Sample] = []
-    dropped = 0
-    for number, (episode, given) in enumerate(zip(episodes, labels, strict=True)):
-        for turn, label in enumerate(given):
-            if label is None:
-                continue
-            sample = _label_sample(episode, turn, label)
-            if limit is not None and len(sample.tokens) > limit:
-                dropped += 1
-                continue
-            sample.index, sample.rollout_id = len(samples), number
-            samples.append(sample)
-    return samples, dropped
+    for state in states:
+        acted = TeacherAction(state.turn.ids, state.turn.text)
+        label = labels.get((state.number, state.turn_number), acted)
+        if label is not None:
+            samples.append(_label_sample(state, label, len(samples)))
+    return samples
 
 
-def _label_sample(episode: Episode, number: int, label: TeacherAction) -> Sample:
-    turn = episode.turns[number]
+def _label_sample(state: State, label: TeacherAction, index: int) -> Sample:
+    turn, count = state.turn, len(label.ids)
     return Sample(
-        group_index=episode.task,
+        group_index=state.episode.task,
+        index=index,
+        rollout_id=state.number,
         prompt=turn.observation,
         tokens=[*turn.context, *label.ids],
         response=label.text,
-        response_length=len(label.ids),
-        reward=episode.reward,
-        executor=[TEACHER] * len(label.ids),
-        turn_ids=[number] * len(label.ids),
+        response_length=count,
+        reward=state.episode.reward,
+        executor=[TEACHER] * count,
+        turn_ids=[state.turn_number] * count,
         status=SampleStatus.COMPLETED,
-        metadata={"outcome": episode.outcome, "visited_by": turn.executor},
-        task_id=episode.task_id,
+        metadata={"outcome": state.episode.outcome, "visited_by": turn.executor},
+        task_id=state.episode.task_id,
     )
 
 

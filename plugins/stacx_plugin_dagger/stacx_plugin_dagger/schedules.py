@@ -91,6 +91,11 @@ def coin(seed: int, task: str, sample: int, iteration: int, turn: int) -> float:
     return _bits(f"{seed}:{task}:{sample}:{iteration}:{turn}") / 2**64
 
 
+def label_seed(seed: int, task: str, sample: int, iteration: int, turn: int) -> int:
+    """The seed with which the teacher samples the label of a turn."""
+    return _bits(f"{seed}:{task}:{sample}:{iteration}:{turn}:label")
+
+
 def _bits(name: str) -> int:
     """64 bits, the same on every platform."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

@@ -83,6 +83,10 @@ class ParityError(StacxError, RuntimeError):
     """Two parts of a run that say different things of the same tokens."""
 
 
+class EpisodeError(StacxError, RuntimeError):
+    """An environment that failed every episode of a rollout."""
+
+
 class NonFiniteError(StacxError, ArithmeticError):
     """A loss, gradient or weight that is NaN or infinite."""
 

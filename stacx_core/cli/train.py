@@ -74,10 +74,11 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
     from stacx_core.trainer.factory import load_data
 
     _, roll_in, evaluation, rollouts = load_data(recipe, args)
-    held_out = len(evaluation.rows) if evaluation else 0
+    held_out = evaluation.size if evaluation else 0
+    source = f"{roll_in.num_prompts} prompts" if args.environment is None else f"tasks of {args.environment}"
     click.echo(
         f"{recipe.name}: {rollouts} rollouts of {args.rollout_batch_size} x {args.n_samples_per_prompt}, "
-        f"{roll_in.num_prompts} prompts, {held_out} held out; nothing was trained"
+        f"{source}, {held_out} held out; nothing was trained"
     )
 
 

@@ -13,12 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from stacx_core.data.prompts import parse_prompt
 from stacx_core.data.turns import first_ids, next_ids
-from stacx_core.errors import DataError
+from stacx_core.errors import ConfigError, DataError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
-from stacx_core.rollout.environment import Environment, MakeEnvironment, Observation, Step
+from stacx_core.rollout.environment import Environment, MakeEnvironment, Observation, Step, load_environment
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
 from stacx_core.rollout.sampled import sequence_limit
+from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.protocol import Teacher, TeacherTurn
 from stacx_core.rollout.timed_calls import OverTime, timed_calls
 from stacx_core.seeds import sub_seed
@@ -34,6 +35,29 @@ logger = logging.getLogger(__name__)
 def student_only(task: EpisodeTask, turn: int) -> Executor:
     """The policy plays by itself."""
     return "student"
+
+
+def episode_runner(args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> EpisodeRunner:
+    """The runner of ``--environment``, once the first training task was begun to see whether that works.
+
+    Raises:
+        ConfigError: There is no such environment, or its first task fails or leaves no room for an action.
+        DataError: The chat template refuses the first observation.
+    """
+    make = load_environment(args.environment)
+    runner = EpisodeRunner(args, tokenizer, context_length, make)
+    (begun,) = timed_calls([partial(_begun, make, training_task(args, 0, 0).seed)], 1, args.episode_timeout)
+    if isinstance(begun, BaseException):
+        raise ConfigError(f"--environment {args.environment}: its first task fails: {_told(begun)}") from begun
+    environment, observation = begun
+    timed_calls([environment.close], 1, args.episode_timeout)
+    length = len(first_ids(observation, tokenizer, args.apply_chat_template))
+    if runner.limit is not None and length + args.rollout_max_response_len > runner.limit:
+        raise ConfigError(
+            f"--environment {args.environment}: the first observation has {length} tokens, which leaves no room for "
+            f"--rollout-max-response-len {args.rollout_max_response_len} within {runner.limit}"
+        )
+    return runner
 
 
 @dataclass
@@ -58,7 +82,7 @@ class _Seat:
             self.environment = None
             self.end("env_timeout", str(error))
         else:
-            self.end("env_error", f"{type(error).__name__}: {error}")
+            self.end("env_error", _told(error))
 
     @property
     def text(self) -> str:
@@ -133,7 +157,7 @@ class EpisodeRunner:
         return timed_calls(calls, self.args.env_workers, self.args.episode_timeout)
 
     def _reset(self, seats: Sequence[_Seat]) -> None:
-        answers = self._call([partial(begin, self.make_environment, seat.task.seed) for seat in seats])
+        answers = self._call([partial(_begun, self.make_environment, seat.task.seed) for seat in seats])
         for seat, answer in zip(seats, answers, strict=True):
             if isinstance(answer, BaseException):
                 seat.fail(answer)
@@ -225,11 +249,15 @@ class EpisodeRunner:
                 logger.warning("task %s: closing the environment: %r", name, answer)
 
 
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, OverTime) else f"{type(error).__name__}: {error}"
+
+
 def _going(seats: Sequence[_Seat]) -> list[_Seat]:
     return [seat for seat in seats if seat.going]
 
 
-def begin(make: MakeEnvironment, seed: int) -> tuple[Environment, Observation]:
+def _begun(make: MakeEnvironment, seed: int) -> tuple[Environment, Observation]:
     """A new environment and its first observation."""
     environment = make()
     return environment, _shown(environment.reset(seed))

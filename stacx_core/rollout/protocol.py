@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,9 +24,14 @@ class RollIn(Protocol):
     """Makes the samples of each rollout. A recipe names its class in ``TrainingConfig.rollout``.
 
     Built once per run, before any model is loaded, so that unusable data fails first.
+
+    Attributes:
+        num_prompts: Length of a pass over the data; 0 where there is no end to it.
+        takes_environment: Whether ``--environment``, when given, stands in for prompts and reward.
     """
 
     num_prompts: int
+    takes_environment: ClassVar[bool] = False
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None: ...
 

@@ -24,9 +24,11 @@ from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_objec
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
-from stacx_core.rollout.evaluation import Evaluation
+from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
+from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
 from stacx_core.rollout.local import LocalEngine
 from stacx_core.rollout.protocol import RollIn
+from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.forwards import REFERENCE_KEY, reads
@@ -84,14 +86,22 @@ def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBa
     """Tokenizer, roll-in protocol, evaluation and the number of rollouts: all that can fail without a model."""
     tokenizer = load_tokenizer(args.hf_checkpoint)
     context = context_length(args.hf_checkpoint)
-    roll_in: RollIn = resolve_object(config.rollout)(args, tokenizer, context)
-    evaluation = None
-    if args.eval_prompt_data is not None:
-        if args.rm_type is None and args.eval_rm_type is None:
-            raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
-        evaluation = Evaluation(args, tokenizer, context)
+    chosen = resolve_object(config.rollout)
+    make = sampled_or_played if chosen is SampledRollout else chosen
+    roll_in: RollIn = make(args, tokenizer, context)
+    evaluation = _evaluation(args, tokenizer, context)
     epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
     return tokenizer, roll_in, evaluation, args.num_rollout or epochs
+
+
+def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:
+    if args.eval_tasks is not None:
+        return EpisodeEvaluation(args, tokenizer, context)
+    if args.eval_prompt_data is None:
+        return None
+    if args.rm_type is None and args.eval_rm_type is None:
+        raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
+    return PromptEvaluation(args, tokenizer, context)
 
 
 def resume_point(args: Args) -> Path | None:

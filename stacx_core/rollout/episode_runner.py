@@ -20,7 +20,7 @@ from stacx_core.rollout.environment import Environment, MakeEnvironment, Observa
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
-from stacx_core.rollout.teachers.protocol import Teacher, TeacherTurn
+from stacx_core.rollout.teachers.protocol import Actor, TeacherTurn
 from stacx_core.rollout.timed_calls import OverTime, timed_calls
 from stacx_core.seeds import sub_seed
 
@@ -121,7 +121,7 @@ class EpisodeRunner:
         self,
         tasks: Sequence[EpisodeTask],
         engine: RolloutEngine,
-        teacher: Teacher | None,
+        teacher: Actor | None,
         who: Who,
         params: SamplingParams,
         rollout: int,
@@ -187,7 +187,7 @@ class EpisodeRunner:
         seats: Sequence[_Seat],
         turn: int,
         engine: RolloutEngine,
-        teacher: Teacher | None,
+        teacher: Actor | None,
         who: Who,
         params: SamplingParams,
         rollout: int,
@@ -212,13 +212,15 @@ class EpisodeRunner:
                 text = str(self.tokenizer.decode(answer.ids, skip_special_tokens=True))
                 self._record(seat, "student", answer.ids, answer.log_probs, text, answer.finish == "length")
 
-    def _ask(self, seats: Sequence[tuple[_Seat, int]], teacher: Teacher | None, params: SamplingParams) -> None:
-        """The teacher's actions; one that is too long for the context ends its episode."""
+    def _ask(self, seats: Sequence[tuple[_Seat, int]], teacher: Actor | None, params: SamplingParams) -> None:
+        """The teacher's actions; one that is missing, or too long for the context, ends its episode."""
         if teacher is None:
             raise ValueError("a teacher is to act, but there is none")
         turns = [TeacherTurn(seat.context, seat.text, seed) for seat, seed in seats]
         for (seat, _), action in zip(seats, teacher.act(turns, params), strict=True):
-            if self.limit is not None and len(seat.context) + len(action.ids) > self.limit:
+            if action is None:
+                seat.end("teacher_failed", "the teacher did not act")
+            elif self.limit is not None and len(seat.context) + len(action.ids) > self.limit:
                 seat.end("context_overflow")
             else:
                 self._record(seat, "teacher", action.ids, [0.0] * len(action.ids), action.text, False)

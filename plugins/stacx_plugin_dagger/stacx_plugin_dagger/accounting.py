@@ -13,10 +13,10 @@ from stacx_core import Episode, EpisodeTask
 from stacx_plugin_dagger.driving import Driver
 
 OUTCOMES = ("mixed", "pure_student", "full_teacher", "cap_full", "degraded", "aborted")
-"""How an episode counts; the first that holds, from the right:
+"""How an episode counts; the first that holds:
 
+- ``degraded``: the teacher failed in a turn that it was asked for;
 - ``aborted``: the environment failed, or there was no turn;
-- ``degraded``: the teacher failed in some turn that it was asked for;
 - ``cap_full``: the student alone played until a limit of turns or tokens ended the episode;
 - ``full_teacher``, ``pure_student``: one of them alone played;
 - ``mixed``: both did.
@@ -27,10 +27,10 @@ LOG = "roll_in.jsonl"
 
 def outcome_of(episode: Episode, degraded: bool = False) -> str:
     """One of ``OUTCOMES``."""
+    if degraded or episode.outcome == "teacher_failed":
+        return "degraded"
     if episode.failed or not episode.turns:
         return "aborted"
-    if degraded:
-        return "degraded"
     actors = {turn.executor for turn in episode.turns}
     if actors == {"teacher"}:
         return "full_teacher"

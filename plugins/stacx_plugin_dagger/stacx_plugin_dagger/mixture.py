@@ -45,7 +45,10 @@ class MixtureRollout(RollIn):
         for sample in samples:
             if not sample.removed:
                 sample.teacher_log_probs = routed(sample)
-        degraded = [any(sample.removed or not any(sample.mask) for sample in own) for own in samples_of]
+        degraded = [
+            not episode.failed and any(sample.removed or not any(sample.mask) for sample in own)
+            for episode, own in zip(played.episodes, samples_of, strict=True)
+        ]
         scored = sum(sample.response_length for sample in asked)
         return Rollout(samples, {**self.table.finish(played, degraded, scored_tokens=scored), **told})
 
@@ -66,7 +69,7 @@ class MixtureRollout(RollIn):
         self.table.tasks.restore(state)
 
 
-def routed(sample: Sample) -> Sequence[float]:
+def routed(sample: Sample) -> list[float]:
     """``teacher_log_probs`` by who wrote each token: the sentinel, the teacher's score, or 0.0 where none trains."""
     scores = sample.teacher_log_probs or [0.0] * sample.response_length
     writers = sample.executor or []

@@ -8,6 +8,27 @@ from stacx_core import ModelRole, TrainingConfig, recipe
 from stacx_plugin_dagger.knobs import LABEL_KNOBS, MIX_KNOBS, ROLL_IN_KNOBS
 
 
+def _mixture(name: str, description: str, defaults: Mapping[str, str]) -> TrainingConfig:
+    policy = ModelRole(
+        name="policy",
+        specialization_cls="stacx_plugin_dagger.specialization:MixedLossDaggerOPDSpecialization",
+        sync_to_rollout=True,
+        reads={"teacher_log_probs": ()},
+    )
+    return TrainingConfig(
+        name=name,
+        roles=(policy,),
+        description=description,
+        family="dagger",
+        defaults=defaults,
+        requires=("hf_checkpoint",),
+        rollout="stacx_plugin_dagger.mixture:MixtureRollout",
+        rollout_fields=("teacher_log_probs",),
+        knobs=(*ROLL_IN_KNOBS, *MIX_KNOBS),
+        check_args="stacx_plugin_dagger.knobs:check_mixture",
+    )
+
+
 @recipe("online_dagger")
 def online_dagger() -> TrainingConfig:
     """DAgger: teacher and student share the driving, the teacher labels every state that either of them visits.
@@ -50,25 +71,4 @@ def mixture_aggrevate_opd() -> TrainingConfig:
         "mixture_aggrevate_opd",
         "The student plays the first turns, the teacher the rest: distillation on the former, cross-entropy on these",
         {"dagger_sampling_mode": "aggrevate"},
-    )
-
-
-def _mixture(name: str, description: str, defaults: Mapping[str, str]) -> TrainingConfig:
-    policy = ModelRole(
-        name="policy",
-        specialization_cls="stacx_plugin_dagger.specialization:MixedLossDaggerOPDSpecialization",
-        sync_to_rollout=True,
-        reads={"teacher_log_probs": ()},
-    )
-    return TrainingConfig(
-        name=name,
-        roles=(policy,),
-        description=description,
-        family="dagger",
-        defaults=defaults,
-        requires=("hf_checkpoint",),
-        rollout="stacx_plugin_dagger.mixture:MixtureRollout",
-        rollout_fields=("teacher_log_probs",),
-        knobs=(*ROLL_IN_KNOBS, *MIX_KNOBS),
-        check_args="stacx_plugin_dagger.knobs:check_mixture",
     )

@@ -21,16 +21,16 @@ class PromptTask:
     """Shows the prompt of one row and scores the action by ``--rm-type``, or 0 without one.
 
     Args:
-        rows: of which the seed of the episode picks one by its place.
+        rows: of which the seed of the episode picks one by its index.
         reward: of a whole sample.
         key: entry of a reward that is a dictionary.
     """
 
-    def __init__(self, rows: list[PromptRow], reward: Scorer | None, key: str | None) -> None:
+    def __init__(self, rows: dict[int, PromptRow], reward: Scorer | None, key: str | None) -> None:
         self._rows = rows
         self._reward = reward
         self._key = key
-        self._row = rows[0]
+        self._row = next(iter(rows.values()))
 
     def reset(self, seed: int) -> str | list[Message]:
         """The prompt of row ``seed``."""
@@ -70,13 +70,17 @@ class PromptTasks:
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
         reward = load_reward(args.rm_type, args) if args.rm_type else None
         self.count = len(rows)
-        self.runner = EpisodeRunner(args, tokenizer, context_length, lambda: PromptTask(rows, reward, args.reward_key))
-        self._stream = PromptStream(range(len(rows)), seed=args.seed, shuffle=args.rollout_shuffle)
+        by_index = {row.index: row for row in rows}
+        self.runner = EpisodeRunner(
+            args, tokenizer, context_length, lambda: PromptTask(by_index, reward, args.reward_key)
+        )
+        self._stream = PromptStream(rows, seed=args.seed, shuffle=args.rollout_shuffle)
 
     def episodes(self, args: Args, count: int, taken: dict[int, int]) -> list[EpisodeTask]:
-        """See :meth:`stacx_core.rollout.tasks.TaskStream.episodes`; a task is the place of a row."""
+        """See :meth:`stacx_core.rollout.tasks.TaskStream.episodes`; a task is the index of a row."""
         tasks = []
-        for place in self._stream.take(count):
+        for row in self._stream.take(count):
+            place = row.index
             first = taken.get(place, 0)
             taken[place] = first + args.n_samples_per_prompt
             tasks += [EpisodeTask(place, sample, place, str(place)) for sample in range(first, taken[place])]

@@ -65,7 +65,7 @@ class TaskStream:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {**self._of, "taken": self._taken}
+        return {**self._of, "taken": self._taken, "passes": self._passes.state() if self._passes else None}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state; raises `CheckpointError` when it is of another environment or number of tasks."""
@@ -74,5 +74,4 @@ class TaskStream:
             raise CheckpointError(f"the run was saved with {saved}", "resume it with the tasks it began with")
         self._taken = state["taken"]
         if self._passes is not None:
-            epoch, position = divmod(self._taken, self._of["num_tasks"])
-            self._passes.restore({"epoch": epoch, "position": position, "rows": self._of["num_tasks"]})
+            self._passes.restore(state["passes"])

@@ -14,7 +14,7 @@ Options = Callable[..., list[str]]
 
 
 def test_the_share_falls_and_the_labels_are_learnt(stacx: Any, options: Options, lines_of: Any, tmp_path: Path) -> None:
-    flags = ["--num-rollout", "40", "--dagger-beta-decay", "4", "--eval-tasks", "14", "--lr", "3e-2"]
+    flags = ["--num-rollout", "60", "--dagger-beta-decay", "4", "--eval-tasks", "14", "--lr", "3e-2"]
     done = stacx(*options("online_dagger", *EXPERT, *flags))
     assert done.code == 0, done.err
     metrics = lines_of(tmp_path / "run")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 TORCH = next(line for line in REQUIREMENTS if line.startswith("torch=="))
 
-CI_SESSIONS = ("lint", "types", "docs", "wheels")
+CI_SESSIONS = ("lint", "types", "docs", "trl", "wheels")
 """What CI runs after the README's test command."""
 
 nox.needs_version = ">=2025.5"
@@ -85,7 +85,13 @@ HOST = Package(
     ROOT,
     tests=("tests",),
     needs=("examples",),
-    ignored=("tests/docs", "tests/train", "tests/trainer/test_invariance.py", "tests/trainer/test_resume.py"),
+    ignored=(
+        "tests/docs",
+        "tests/parity",
+        "tests/train",
+        "tests/trainer/test_invariance.py",
+        "tests/trainer/test_resume.py",
+    ),
     extras=("data", "reasoning-gym", "wandb"),
 )
 OTHERS = [
@@ -132,6 +138,17 @@ def benchmarks(session: nox.Session) -> None:
     session.install(TORCH)
     session.install("-e", ".", "-e", "plugins/stacx_plugin_grpo", "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/grpo_vs_trl.py", *session.posargs)
+
+
+@nox.session
+def trl(session: nox.Session) -> None:
+    """Compare every loss that TRL has, too, with TRL's; arguments go to pytest."""
+    session.install(TORCH)
+    plugins = [argument for path in sorted(ROOT.glob("plugins/*")) for argument in ("-e", str(path))]
+    session.install("-e", ".", *plugins, "-r", "benchmarks/requirements.txt", "pytest")
+    # Without TRL the tests would be skipped.
+    session.run("python", "-c", "import trl")
+    session.run("python", "-m", "pytest", "tests/parity", *session.posargs)
 
 
 @nox.session

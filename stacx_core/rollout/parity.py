@@ -62,7 +62,8 @@ def probe_parity(
 
 
 def _continued(args: Args, tokenizer: PreTrainedTokenizerBase, engine: RolloutEngine) -> Sample:
-    prompt = list(tokenizer.encode(TEXT, add_special_tokens=False))[:PROMPT_TOKENS]
+    # A tokenizer may have no token for any of this; then one token, whichever it is, must do.
+    prompt = list(tokenizer.encode(TEXT, add_special_tokens=False))[:PROMPT_TOKENS] or [0]
     request = GenerationRequest(prompt, [sub_seed(args.seed, "parity")])
     ((answer,),) = engine.generate([request], SamplingParams(NEW_TOKENS, args.rollout_temperature))
     sample = Sample(index=0, tokens=prompt, task_id="parity probe")

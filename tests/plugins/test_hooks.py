@@ -17,7 +17,7 @@ def test_the_hooks_of_the_api() -> None:
     signatures = {name: list(inspect.signature(hook).parameters) for name, hook in HOOKS.items()}
     assert signatures == {
         "register_recipes": [],
-        "build_syncs": ["config", "args"],
+        "build_syncs": ["config", "args", "roles"],
         "compute_loss": ["specialization", "model_output", "batch", "reducer"],
     }
 

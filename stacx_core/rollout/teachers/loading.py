@@ -39,7 +39,8 @@ def load_teacher(args: Args, tokenizer: PreTrainedTokenizerBase, *, scores: bool
         lacking = [method for method in ("score", "act") if not callable(getattr(target, method, None))]
         if lacking:
             raise ConfigError(f"--teacher {name}: the class has no method {' and no '.join(lacking)}")
-        return GuardedTeacher(target(args, tokenizer), args, timeout=args.teacher_timeout)
+        make: Any = target
+        return GuardedTeacher(make(args, tokenizer), args, timeout=args.teacher_timeout)
     if not callable(target) or inspect.iscoroutinefunction(target):
         raise ConfigError(f"--teacher {name} must be a class, or a plain function from an observation to an action")
     if scores:

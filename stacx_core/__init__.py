@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
     from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
     from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Turn
-    from stacx_core.rollout.prompt_tasks import PromptTasks
+    from stacx_core.rollout.playground import playground
     from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import SampledRollout, sequence_limit
     from stacx_core.rollout.scored import TeacherScoredRollout
@@ -139,7 +139,7 @@ _HOME = {
         "Executor",
         "Turn",
     ),
-    "stacx_core.rollout.prompt_tasks": ("PromptTasks",),
+    "stacx_core.rollout.playground": ("playground",),
     "stacx_core.rollout.protocol": (
         "RollIn",
         "Rollout",
@@ -200,7 +200,6 @@ __all__ = [
     "PluginError",
     "PromptRow",
     "PromptStream",
-    "PromptTasks",
     "QueryTeacher",
     "RecipeError",
     "RewardError",
@@ -237,6 +236,7 @@ __all__ = [
     "load_teacher",
     "nearest",
     "parse_prompt",
+    "playground",
     "read_records",
     "recipe",
     "render_prompt",

@@ -120,7 +120,7 @@ class EpisodeRunner:
     def run(
         self,
         tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine,
+        engine: RolloutEngine | None,
         teacher: Actor | None,
         who: Who,
         params: SamplingParams,
@@ -130,14 +130,14 @@ class EpisodeRunner:
 
         Args:
             tasks: What to play.
-            engine: Acts for the student.
+            engine: Acts for the student; None where ``who`` never names it.
             teacher: Acts for the teacher; None where ``who`` never names it.
             who: Names the actor of each turn.
             params: Of both actors. A turn has the seed ``("turn", rollout, task, sample, turn)``.
             rollout: Number of the rollout; also the version of the weights.
 
         Raises:
-            ValueError: ``who`` names a teacher and there is none.
+            ValueError: ``who`` names a student or a teacher and there is none.
         """
         seats = [_Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout))) for t in tasks]
         self._reset(seats)
@@ -186,7 +186,7 @@ class EpisodeRunner:
         self,
         seats: Sequence[_Seat],
         turn: int,
-        engine: RolloutEngine,
+        engine: RolloutEngine | None,
         teacher: Actor | None,
         who: Who,
         params: SamplingParams,
@@ -201,8 +201,12 @@ class EpisodeRunner:
         if acting["teacher"]:
             self._ask(acting["teacher"], teacher, params)
 
-    def _generate(self, seats: Sequence[tuple[_Seat, int]], engine: RolloutEngine, params: SamplingParams) -> None:
+    def _generate(
+        self, seats: Sequence[tuple[_Seat, int]], engine: RolloutEngine | None, params: SamplingParams
+    ) -> None:
         """The student's actions; episodes with one context are one request, so that it is read once."""
+        if engine is None:
+            raise ValueError("the student is to act, but there is no engine")
         together: dict[tuple[int, ...], list[tuple[_Seat, int]]] = {}
         for seat, seed in seats:
             together.setdefault(tuple(seat.context), []).append((seat, seed))

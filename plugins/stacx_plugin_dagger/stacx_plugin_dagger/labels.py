@@ -86,7 +86,7 @@ class LabelledRollout(RollIn):
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.table = Table(args, tokenizer, context_length, scores=False)
-        self.num_prompts = self.table.num_prompts
+        self.num_prompts = self.table.ground.num_tasks
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The labelled states of the next episodes.
@@ -129,11 +129,11 @@ class LabelledRollout(RollIn):
 
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""
-        return self.table.tasks.state()
+        return self.table.ground.tasks.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a position."""
-        self.table.tasks.restore(state)
+        self.table.ground.tasks.restore(state)
 
 
 def label_samples(states: Sequence[State], labels: Mapping[tuple[int, int], TeacherAction | None]) -> list[Sample]:

@@ -29,7 +29,7 @@ class MixtureRollout(RollIn):
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.table = Table(args, tokenizer, context_length, scores=True)
         self.teacher = self.table.teacher
-        self.num_prompts = self.table.num_prompts
+        self.num_prompts = self.table.ground.num_tasks
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The samples of the next episodes.
@@ -62,11 +62,11 @@ class MixtureRollout(RollIn):
 
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""
-        return self.table.tasks.state()
+        return self.table.ground.tasks.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a position."""
-        self.table.tasks.restore(state)
+        self.table.ground.tasks.restore(state)
 
 
 def routed(sample: Sample) -> list[float]:

@@ -10,13 +10,11 @@ from stacx_core import (
     Args,
     Episode,
     EpisodeTask,
-    PromptTasks,
     RolloutEngine,
     SamplingParams,
-    TaskStream,
     episode_metrics,
-    episode_runner,
     load_teacher,
+    playground,
     sequence_limit,
 )
 from stacx_plugin_dagger.accounting import RollInLog, account, metrics_of
@@ -55,13 +53,7 @@ class Table:
     ) -> None:
         self.args = args
         self.limit = sequence_limit(args, context_length)
-        self.tasks: TaskStream | PromptTasks
-        if args.environment is not None:
-            self.tasks, self.num_prompts = TaskStream(args), args.num_tasks or 0
-            self.runner = episode_runner(args, tokenizer, context_length)
-        else:
-            self.tasks = PromptTasks(args, tokenizer, context_length)
-            self.num_prompts, self.runner = self.tasks.count, self.tasks.runner
+        self.ground = playground(args, tokenizer, context_length)
         self.teacher = load_teacher(args, tokenizer, scores=scores)
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
@@ -75,8 +67,8 @@ class Table:
             TeacherError: the teacher failed, under ``--teacher-failure raise`` or too often.
         """
         driver = Driver(self.args, rollout)
-        tasks = self.tasks.episodes(self.args, self.args.rollout_batch_size, {})
-        episodes = self.runner.run(tasks, engine, self.teacher, driver, self.params, rollout)
+        tasks = self.ground.tasks.episodes(self.args, self.args.rollout_batch_size, {})
+        episodes = self.ground.runner.run(tasks, engine, self.teacher, driver, self.params, rollout)
         return Played(driver, tasks, episodes)
 
     def finish(self, played: Played, degraded: Sequence[bool], **counts: int) -> dict[str, float]:

@@ -97,7 +97,25 @@ class Forgetful(Scorer):
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_tokenizer() -> Callable[..., None]:
+    """Write a character tokenizer into a folder, with its ids in this order or the reverse."""
+
+    def save(folder: Path, reverse: bool = False) -> None:
+        characters = CHARACTERS[::-1] if reverse else CHARACTERS
+        vocabulary = {token: index for index, token in enumerate(["<end>", "<unknown>", *characters])}
+        tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
+        tokenizer.pre_tokenizer = Split(Regex("."), behavior="isolated")
+        tokenizer.decoder = Fuse()
+        made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>"
+        )
+        made.save_pretrained(folder)
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, save_tokenizer: Callable[..., None]) -> Path:
     """A random Llama of one layer, and a tokenizer of one token per character."""
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(0)
@@ -113,20 +131,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=END,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder, CHARACTERS)
+    save_tokenizer(folder)
     return folder
-
-
-def save_tokenizer(folder: Path, characters: str) -> None:
-    """Write a character tokenizer into a folder."""
-    vocabulary = {token: index for index, token in enumerate(["<end>", "<unknown>", *characters])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = Fuse()
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>"
-    )
-    made.save_pretrained(folder)
 
 
 @pytest.fixture

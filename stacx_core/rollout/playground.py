@@ -1,7 +1,8 @@
-"""Prompts as episodes of one turn, for roll-ins that play."""
+"""What there is to play: an environment's tasks, or prompts as episodes of one turn."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -13,8 +14,9 @@ from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rewards.scoring import Scorer
 from stacx_core.rollout.environment import Step
-from stacx_core.rollout.episode_runner import EpisodeRunner
+from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner
 from stacx_core.rollout.episodes import EpisodeTask
+from stacx_core.rollout.tasks import TaskStream
 
 
 class PromptTask:
@@ -93,3 +95,30 @@ class PromptTasks:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self._stream.restore(state)
+
+
+@dataclass(frozen=True)
+class Playground:
+    """Tasks, and what plays them.
+
+    Args:
+        tasks: in the order of training.
+        runner: of their episodes.
+        num_tasks: length of a pass over them; 0 where there is no end to it.
+    """
+
+    tasks: TaskStream | PromptTasks
+    runner: EpisodeRunner
+    num_tasks: int
+
+
+def playground(args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> Playground:
+    """The tasks of ``--environment``, or the rows of ``--prompt-data``.
+
+    Raises:
+        DataError, ConfigError: there is neither, or it cannot be loaded.
+    """
+    if args.environment is not None:
+        return Playground(TaskStream(args), episode_runner(args, tokenizer, context_length), args.num_tasks or 0)
+    prompts = PromptTasks(args, tokenizer, context_length)
+    return Playground(prompts, prompts.runner, prompts.count)

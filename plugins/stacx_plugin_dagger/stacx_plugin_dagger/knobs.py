@@ -82,26 +82,10 @@ def check_online_dagger(args: Args) -> None:
             f"{args.loss_aggregation} does not weigh by episode; use sample_mean, or by_token"
         )
     if args.dagger_sft_mode == "turn":
-        _needs(args, "teacher", "to label the states that are visited")
         if args.iter_sft_corpus_dir is not None:
             raise ConfigError(
                 "--iter-sft-corpus-dir is replayed only in --dagger-sft-mode trajectory; set that, or leave it out"
             )
         check_roll_in(args)
-    else:
-        _needs(args, "iter_sft_corpus_dir", "which is replayed in --dagger-sft-mode trajectory")
-
-
-def check_mixture(args: Args) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        ConfigError: naming the flag and the ways out.
-    """
-    _needs(args, "teacher", "which acts and scores the student")
-    check_roll_in(args)
-
-
-def _needs(args: Args, name: str, why: str) -> None:
-    if args.get(name) is None:
-        raise ConfigError(f"recipe {args.algorithm!r} needs --{name.replace('_', '-')}, {why}")
+    elif args.iter_sft_corpus_dir is None:
+        raise ConfigError("--dagger-sft-mode trajectory replays a corpus: name its folder with --iter-sft-corpus-dir")

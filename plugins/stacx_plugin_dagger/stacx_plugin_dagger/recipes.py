@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from stacx_core import ModelRole, TrainingConfig, recipe
 from stacx_plugin_dagger.knobs import LABEL_KNOBS, MIX_KNOBS, ROLL_IN_KNOBS
 
 
-def _mixture(name: str, description: str, defaults: Mapping[str, str]) -> TrainingConfig:
+def _mixture(name: str, description: str, mode: str) -> TrainingConfig:
     policy = ModelRole(
         name="policy",
         specialization_cls="stacx_plugin_dagger.specialization:MixedLossDaggerOPDSpecialization",
@@ -20,12 +18,12 @@ def _mixture(name: str, description: str, defaults: Mapping[str, str]) -> Traini
         roles=(policy,),
         description=description,
         family="dagger",
-        defaults=defaults,
+        defaults={"teacher": "model", "dagger_sampling_mode": mode},
         requires=("hf_checkpoint",),
         rollout="stacx_plugin_dagger.mixture:MixtureRollout",
         rollout_fields=("teacher_log_probs",),
         knobs=(*ROLL_IN_KNOBS, *MIX_KNOBS),
-        check_args="stacx_plugin_dagger.knobs:check_mixture",
+        check_args="stacx_plugin_dagger.knobs:check_roll_in",
     )
 
 
@@ -47,6 +45,7 @@ def online_dagger() -> TrainingConfig:
         roles=(policy,),
         description="DAgger: the teacher labels every visited state, the student learns the labels by cross-entropy",
         family="dagger",
+        defaults={"teacher": "model"},
         requires=("hf_checkpoint",),
         rollout="stacx_plugin_dagger.labels:DaggerRollout",
         knobs=(*ROLL_IN_KNOBS, *LABEL_KNOBS),
@@ -60,7 +59,7 @@ def mixture_dagger_opd() -> TrainingConfig:
     return _mixture(
         "mixture_dagger_opd",
         "Teacher and student take turns by chance: cross-entropy on the teacher's, distillation on the student's",
-        {"dagger_sampling_mode": "beta"},
+        "beta",
     )
 
 
@@ -70,5 +69,5 @@ def mixture_aggrevate_opd() -> TrainingConfig:
     return _mixture(
         "mixture_aggrevate_opd",
         "The student plays the first turns, the teacher the rest: distillation on the former, cross-entropy on these",
-        {"dagger_sampling_mode": "aggrevate"},
+        "aggrevate",
     )

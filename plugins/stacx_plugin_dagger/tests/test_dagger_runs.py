@@ -120,3 +120,58 @@ def test_prompts_are_episodes_of_one_turn(
     assert len(metrics) == 2
     assert metrics[0]["rollout/reward_mean"] == 1
     assert metrics[1]["rollout/turns_mean"] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["online_dagger", "mixture_dagger_opd"])
+def test_a_teacher_that_fails_is_counted_and_gives_no_number(
+    stacx: Any, options: Options, lines_of: Any, tmp_path: Path, algorithm: str
+) -> None:
+    """It has nothing to say about the digit 0, and no score for the first sample of a rollout."""
+    flags = ["--teacher", "counting_game:Forgetful", "--num-rollout", "6", "--rollout-batch-size", "14"]
+    flags += ["--n-samples-per-prompt", "1", "--teacher-retries", "0"]
+    stopped = stacx(*options(algorithm, *flags, output="stopped"))
+    assert stopped.code == 1
+    assert "the teacher failed on" in stopped.err
+    done = stacx(*options(algorithm, *flags, "--teacher-failure", "drop"))
+    assert done.code == 0, done.err
+    book, metrics = lines_of(tmp_path / "run", "roll_in.jsonl"), lines_of(tmp_path / "run")
+    assert sum(record["outcomes"]["degraded"] for record in book) > 0
+    assert sum(line["rollout/teacher_failed"] for line in metrics) > 0
+    for record, line in zip(book, metrics, strict=True):
+        assert line["rollout/outcome_degraded"] == record["outcomes"]["degraded"]
+        assert line["rollout/removed"] <= record["outcomes"]["degraded"]
+        assert 0 < line["train/loss"] < 10
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "message"),
+    [
+        (
+            "online_dagger",
+            ["--dagger-sampling-mode", "student", "--dagger-beta-end", "0.5"],
+            "--dagger-beta-end has no effect",
+        ),
+        ("mixture_aggrevate_opd", ["--dagger-beta-floor", "0.5"], "--dagger-beta-floor has no effect"),
+        ("mixture_dagger_opd", ["--aggrevate-cap", "5"], "--aggrevate-cap has no effect"),
+        ("online_dagger", ["--dagger-sft-mode", "trajectory"], "name its folder with --iter-sft-corpus-dir"),
+        ("online_dagger", ["--iter-sft-corpus-dir", "x"], "is replayed only in --dagger-sft-mode trajectory"),
+        (
+            "online_dagger",
+            ["--dagger-turn-weight", "uniform", "--loss-aggregation", "token_mean"],
+            "does not weigh by episode",
+        ),
+        ("online_dagger", ["--teacher-load", "nowhere"], "nowhere"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    stacx: Any, options: Options, algorithm: str, flags: list[str], message: str
+) -> None:
+    done = stacx(*options(algorithm, "--num-rollout", "2", *flags))
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_an_exponential_decay_to_nothing_is_warned_of(stacx: Any, options: Options, caplog: Any) -> None:
+    flags = ["--dagger-beta-mode", "exponential", "--num-rollout", "1"]
+    assert stacx(*options("online_dagger", *EXPERT, *flags)).code == 0
+    assert "an exponential decay to 0 is over after one rollout" in caplog.text

@@ -52,32 +52,15 @@ if TYPE_CHECKING:
     from stacx_core.rollout.scored import TeacherScoredRollout
     from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
     from stacx_core.rollout.teachers.loading import load_teacher
-    from stacx_core.rollout.teachers.protocol import QueryTeacher, Teacher, TeacherAction, TeacherScore, TeacherTurn
+    from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
-    "stacx_core.config": (
-        "DataSync",
-        "ModelRole",
-        "TrainingConfig",
-    ),
+    "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
     "stacx_core.data.batch": ("Batch",),
-    "stacx_core.data.prompts": (
-        "PromptRow",
-        "PromptStream",
-        "parse_prompt",
-    ),
-    "stacx_core.data.rendering": (
-        "render_prompt",
-        "sft_sample",
-    ),
-    "stacx_core.data.sample": (
-        "STUDENT",
-        "TEACHER",
-        "Message",
-        "Sample",
-        "SampleStatus",
-    ),
+    "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
+    "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
+    "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
     "stacx_core.data.sources": ("read_records",),
     "stacx_core.errors": (
         "BatchError",
@@ -96,77 +79,25 @@ _HOME = {
         "UnknownRecipeError",
         "nearest",
     ),
-    "stacx_core.hookspecs": (
-        "API_VERSION",
-        "RoleHandle",
-        "SyncChannel",
-        "hookimpl",
-    ),
-    "stacx_core.knobs": (
-        "Args",
-        "Knob",
-    ),
+    "stacx_core.hookspecs": ("API_VERSION", "RoleHandle", "SyncChannel", "hookimpl"),
+    "stacx_core.knobs": ("Args", "Knob"),
     "stacx_core.objectives": ("sum_of_sample_mean",),
-    "stacx_core.recipes": (
-        "TRAINING_CONFIGS",
-        "infer_algorithm",
-        "recipe",
-    ),
+    "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
     "stacx_core.rollout.dataset": ("DatasetRollout",),
-    "stacx_core.rollout.engine": (
-        "RolloutEngine",
-        "SamplingParams",
-    ),
-    "stacx_core.rollout.environment": (
-        "Environment",
-        "Step",
-        "load_environment",
-    ),
+    "stacx_core.rollout.engine": ("RolloutEngine", "SamplingParams"),
+    "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
     "stacx_core.rollout.episode_metrics": ("episode_metrics",),
-    "stacx_core.rollout.episode_rollout": (
-        "EpisodeRollout",
-        "grouped_samples",
-        "sampled_or_played",
-    ),
-    "stacx_core.rollout.episode_runner": (
-        "EpisodeRunner",
-        "episode_runner",
-        "student_only",
-    ),
-    "stacx_core.rollout.episodes": (
-        "Episode",
-        "EpisodeTask",
-        "Executor",
-        "Turn",
-    ),
+    "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
+    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
+    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Executor", "Turn"),
     "stacx_core.rollout.playground": ("playground",),
-    "stacx_core.rollout.protocol": (
-        "RollIn",
-        "Rollout",
-    ),
-    "stacx_core.rollout.sampled": (
-        "SampledRollout",
-        "sequence_limit",
-    ),
+    "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
+    "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
     "stacx_core.rollout.scored": ("TeacherScoredRollout",),
-    "stacx_core.rollout.tasks": (
-        "TaskStream",
-        "held_out_tasks",
-        "training_task",
-    ),
+    "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
     "stacx_core.rollout.teachers.loading": ("load_teacher",),
-    "stacx_core.rollout.teachers.protocol": (
-        "QueryTeacher",
-        "Teacher",
-        "TeacherAction",
-        "TeacherScore",
-        "TeacherTurn",
-    ),
-    "stacx_core.specialization": (
-        "CausalDecoderSpecialization",
-        "ScalarHeadSpecialization",
-        "Specialization",
-    ),
+    "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
+    "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -200,7 +131,6 @@ __all__ = [
     "PluginError",
     "PromptRow",
     "PromptStream",
-    "QueryTeacher",
     "RecipeError",
     "RewardError",
     "RoleHandle",

@@ -110,10 +110,6 @@ def _add_optional(batch: Batch, samples: Sequence[Sample], reward_key: str | Non
     for name in ("rollout_log_probs", "teacher_log_probs"):
         if _present(samples, name):
             batch[name] = [_float_vector(getattr(sample, name), sample) for sample in samples]
-    for name, dtype, unknown in (("executor", torch.int8, ENVIRONMENT), ("turn_ids", torch.int16, -1)):
-        if _present(samples, name):
-            filled = [getattr(s, name) or [unknown] * s.response_length for s in samples]
-            batch[name] = [torch.tensor(entries, dtype=dtype) for entries in filled]
     if _present(samples, "teacher_topk_ids") and _present(samples, "teacher_topk_log_probs"):
         batch["teacher_topk_ids"] = _matrices(samples, "teacher_topk_ids", torch.int32, 0)
         batch["teacher_topk_log_probs"] = _matrices(samples, "teacher_topk_log_probs", torch.float32, math.nan)
@@ -122,6 +118,10 @@ def _add_optional(batch: Batch, samples: Sequence[Sample], reward_key: str | Non
             torch.tensor([*(sample.teacher_prompt or ()), *sample.tokens[sample.prompt_length :]], dtype=torch.int64)
             for sample in samples
         ]
+    for name, dtype, unknown in (("executor", torch.int8, ENVIRONMENT), ("turn_ids", torch.int16, -1)):
+        if _present(samples, name):
+            filled = [getattr(s, name) or [unknown] * s.response_length for s in samples]
+            batch[name] = [torch.tensor(entries, dtype=dtype) for entries in filled]
 
 
 def _present(samples: Sequence[Sample], name: str, of_removed: bool = False) -> bool:

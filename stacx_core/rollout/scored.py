@@ -10,14 +10,14 @@ from stacx_core.data.sample import Sample
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine
+from stacx_core.rollout.episode_rollout import sampled_or_played
 from stacx_core.rollout.protocol import RollIn, Rollout
-from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.rollout.scoring import ScoringEngine
 from stacx_core.rollout.teachers.loading import load_teacher
 
 
 class TeacherScoredRollout(RollIn):
-    """Lets the student answer and the teacher of ``--teacher`` score the answers, token by token.
+    """Lets the student answer, or play episodes of ``--environment``, and the teacher of ``--teacher`` score it.
 
     Writes ``teacher_log_probs``; with ``top_k`` set also ``teacher_topk_ids`` and ``teacher_topk_log_probs``, the
     teacher's likeliest tokens at each position. With ``asks_for_students`` these are followed by the student's own
@@ -29,12 +29,14 @@ class TeacherScoredRollout(RollIn):
         DataError, ConfigError, ModelError: The prompts or the teacher cannot be used.
     """
 
+    takes_environment = True
+
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.top_k = 0
         self.asks_for_students = False
         self.teacher = load_teacher(args, tokenizer, scores=True)
-        self.inner: RollIn = SampledRollout(args, tokenizer, context_length)
+        self.inner = sampled_or_played(args, tokenizer, context_length)
         self.num_prompts = self.inner.num_prompts
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:

@@ -29,6 +29,10 @@ def _seed(args: Args, name: str, task: int, lowest: int) -> int:
     return sub_seed(args.seed, name, task) % 2**30 * 2 + lowest
 
 
+_ORDER = ("environment", "num_tasks", "seed", "rollout_shuffle")
+"""Knobs that the tasks and their order follow from."""
+
+
 class TaskStream:
     """Numbers of the training tasks: ever new ones, or with ``--num-tasks`` passes over so many.
 
@@ -37,10 +41,15 @@ class TaskStream:
     """
 
     def __init__(self, args: Args) -> None:
-        self._of = {"environment": args.environment, "num_tasks": args.num_tasks}
-        count = args.num_tasks
-        self._passes = PromptStream(range(count), seed=args.seed, shuffle=args.rollout_shuffle) if count else None
+        self._of = {name: getattr(args, name) for name in _ORDER}
         self._taken = 0
+        self._passes = self._first_pass()
+
+    def _first_pass(self) -> PromptStream[int] | None:
+        count = self._of["num_tasks"]
+        if count is None:
+            return None
+        return PromptStream(range(count), seed=self._of["seed"], shuffle=self._of["rollout_shuffle"])
 
     def take(self, count: int) -> list[int]:
         """The next ``count`` task numbers."""
@@ -65,13 +74,25 @@ class TaskStream:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {**self._of, "taken": self._taken, "passes": self._passes.state() if self._passes else None}
+        return {**self._of, "taken": self._taken}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state; raises `CheckpointError` when it is of another environment or number of tasks."""
-        if {name: state.get(name) for name in self._of} != self._of:
-            saved = ", ".join(f"--{name.replace('_', '-')} {state.get(name)}" for name in self._of)
-            raise CheckpointError(f"the run was saved with {saved}", "resume it with the tasks it began with")
+        """Continue where `state` was taken.
+
+        Raises:
+            CheckpointError: The tasks are others, or come in another order.
+        """
+        changes = [
+            f"--{name.replace('_', '-')} was {state.get(name)} and is {now}"
+            for name, now in self._of.items()
+            if state.get(name) != now
+        ]
+        if changes:
+            raise CheckpointError(
+                f"cannot resume with other tasks: {'; '.join(changes)}",
+                "or start a new run from the weights of the checkpoint, with --hf-checkpoint",
+            )
         self._taken = state["taken"]
+        self._passes = self._first_pass()
         if self._passes is not None:
-            self._passes.restore(state["passes"])
+            self._passes.take(self._taken)

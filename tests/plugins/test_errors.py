@@ -31,6 +31,8 @@ def test_exit_codes() -> None:
         "DataError": 2,
         "BatchError": 1,
         "RewardError": 1,
+        "TeacherError": 1,
+        "ParityError": 1,
         "NonFiniteError": 4,
         "CheckpointError": 1,
         "ModelError": 2,

@@ -162,7 +162,7 @@ def test_a_late_answer_is_thrown_away_and_the_question_asked_again(
     ("teacher", "said"),
     [
         ("Unavailable", "ConnectionError: 503 Service Unavailable"),
-        ("Silent", "TimeoutError: no answer within 0.1 seconds"),
+        ("Silent", "OverTime: no answer within 0.1 seconds"),
     ],
 )
 @pytest.mark.parametrize("policy", ["raise", "drop", "mask"])
@@ -342,3 +342,18 @@ def test_what_a_run_stores(train: Any, other: Path, tmp_path: Path) -> None:
     assert train("opd", "--teacher-load", other, "--num-rollout", "1").code == 0
     state = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "trainer.json").read_text())
     assert state["roll_in"]["position"] == 4
+
+
+@pytest.mark.parametrize("mode", ["k3_sample", "topk"])
+def test_a_teacher_scores_episodes(
+    stacx: Any, games: Path, checkpoint: Path, metrics: Any, tmp_path: Path, mode: str
+) -> None:
+    """The student's own weights as teacher: nothing to learn at any token of any turn."""
+    flags = ["--algorithm", "opd", "--distill-kl-mode", mode, "--environment", "games:Digits", "--num-rollout", "1"]
+    files = ["--hf-checkpoint", checkpoint, "--teacher-load", checkpoint, "--output-dir", tmp_path / "run"]
+    done = stacx("train", *flags, *files, "--rollout-max-response-len", "4", "--rollout-batch-size", "4")
+    assert done.code == 0, done.err
+    (line,) = metrics(tmp_path / "run")
+    assert line["rollout/environment_tokens"] > 0
+    assert line["train/loss"] == pytest.approx(0, abs=1e-5)
+    assert line["train/reverse_kl"] == pytest.approx(0, abs=1e-5)

@@ -134,11 +134,17 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
         (["--calculate-per-token-loss", "--loss-aggregation", "sample_mean"], "it is sample_mean"),
         (["--use-kl-loss"], "--ref-load"),
         (["--tis-clip", "3"], "has no effect without --use-tis"),
+        (["--max-turns", "3"], "--max-turns has no effect without --environment"),
+        (["--eval-tasks", "3"], "--eval-tasks has no effect without --environment"),
         (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: gspo, grpo, ppo"),
     ],
 )
 def test_knobs_that_contradict_each_other(stacx: Any, flags: list[str], message: str) -> None:
     refused(stacx(*COMPLETE, *flags), message)
+
+
+def test_prompts_or_an_environment(stacx: Any) -> None:
+    refused(stacx(*without("--prompt-data")), "or the config file), or episodes to play with --environment")
 
 
 def test_no_length_of_the_run(stacx: Any) -> None:

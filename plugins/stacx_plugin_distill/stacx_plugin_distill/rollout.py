@@ -51,6 +51,8 @@ class PrivilegedRollout(SampledRollout):
         DataError: A row has no such text.
     """
 
+    takes_environment = False
+
     def has_room(self, row: PromptRow) -> bool:
         """Whether a response has room behind either prompt."""
         return super().has_room(row) and self.fits(self._teacher_prompt(row))

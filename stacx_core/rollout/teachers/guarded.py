@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from stacx_core.knobs import Args
 from stacx_core.rollout.engine import SamplingParams
 from stacx_core.rollout.teachers.answers import action_problem, query_problem, score_problem
 from stacx_core.rollout.teachers.protocol import QueryTeacher, Teacher, TeacherAction, TeacherScore, TeacherTurn
+from stacx_core.rollout.timed_calls import timed_calls
 
 Answer = TypeVar("Answer")
 Ids = Sequence[list[list[int]]]
@@ -198,30 +197,13 @@ class GuardedTeacher:
 
 
 def _within(call: Callable[[], Answer], seconds: float | None) -> Answer:
-    """The call's answer.
-
-    Raises:
-        TimeoutError: There was none in time; the call goes on in a thread that does not keep the process alive.
-    """
+    """The call's answer; raises what it raises, or `OverTime`."""
     if seconds is None:
         return call()
-    box: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            box.put((call(), None))
-        except BaseException as error:
-            box.put((None, error))
-
-    threading.Thread(target=work, daemon=True, name="teacher").start()
-    try:
-        answer, error = box.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
-    if error is not None:
-        raise error
-    result: Answer = answer
-    return result
+    (answer,) = timed_calls([call], workers=1, timeout=seconds)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def _joined(score: TeacherScore, ids: list[list[int]], log_probs: list[list[float]]) -> TeacherScore:

@@ -190,6 +190,15 @@ class Broken(Digits):
         raise ValueError("the game broke")
 
 
+class Stuck(Digits):
+    """Every other task never answers."""
+
+    def step(self, action):
+        if self.seed // 2 % 2:
+            threading.Event().wait()
+        return super().step(action)
+
+
 class Paying(Digits):
     """Pays 1 for the last answer of every other task."""
 

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 SMALLEST = 2**21
 """Multiplications from which on oneDNN's dearer call is worth it."""
 
-ROWS = 256
-"""oneDNN compiles and keeps a kernel for each number of rows it meets, so large ones are made multiples of this."""
+ROWS, FEW_ROWS = 256, 16
+"""oneDNN compiles and keeps a kernel for each number of rows: both large and small ones are made multiples."""
 
 
 def suits_onednn(model: nn.Module) -> bool:
@@ -80,10 +80,10 @@ def _by_rows(x: Tensor, weight: Tensor) -> Tensor:
     """``x w^T``, block by block of rows."""
     sizes = _blocks(len(x))
     if len(sizes) == 1:
-        return _product(x, weight)
+        return _product(x, weight, sizes[0])
     output = x.new_empty(len(x), len(weight))
     for part, block in zip(output.split(sizes), x.split(sizes), strict=True):
-        part.copy_(_product(block, weight))
+        part.copy_(_product(block, weight, len(block)))
     return output
 
 
@@ -91,15 +91,19 @@ def _over_rows(gradient: Tensor, x: Tensor) -> Tensor:
     """``g^T x``, summed over blocks of rows."""
     sizes = _blocks(len(x))
     pairs = zip(gradient.split(sizes), x.split(sizes), strict=True)
-    return sum((_product(g.t(), block.t()) for g, block in pairs), start=x.new_zeros(()))
+    return sum((_product(g.t(), block.t(), len(block)) for g, block in pairs), start=x.new_zeros(()))
 
 
 def _blocks(rows: int) -> list[int]:
-    """One block if the rows are few or a multiple of ``ROWS``, else that and the rest."""
-    rest = rows % ROWS
-    return [size for size in (rows - rest, rest) if size]
+    """Sizes that add up to ``rows``: a multiple of ``ROWS``, a smaller one of ``FEW_ROWS``, and the rest."""
+    many = rows // ROWS * ROWS
+    few = (rows - many) // FEW_ROWS * FEW_ROWS
+    return [size for size in (many, few, rows - many - few) if size]
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """``x w^T`` of a block of so many rows; the rest, which may have any size, goes the way of all layers."""
+    if rows % FEW_ROWS:
+        return x @ weight.t()
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product

@@ -11,9 +11,6 @@ from stacx_core.recipes import ESTIMATOR_RECIPES
 _ENVIRONMENT_GIVES = ("prompt_data", "rm_type")
 """Required knobs that ``--environment`` stands in for."""
 
-_PLAIN = ("stacx_core.rollout.dataset:DatasetRollout",)
-"""Roll-ins of the host without episodes."""
-
 
 def complete(config: TrainingConfig, args: Args) -> Args:
     """The arguments of a run with every derived value in place.
@@ -69,7 +66,7 @@ def _check_environment(config: TrainingConfig, args: Args, plays: bool) -> None:
             raise ConfigError(
                 f"{flag} and --environment are both set; the environment brings tasks and reward, so drop one of them"
             )
-    if not plays and args.eval_tasks is None and config.rollout in _PLAIN:
+    if not plays and args.eval_tasks is None:
         raise ConfigError(
             f"recipe {config.name!r} plays no episodes; --environment needs --eval-tasks to evaluate in it"
         )

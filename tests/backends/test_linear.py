@@ -24,7 +24,7 @@ def result(layer: nn.Linear, x: Tensor, gradient: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 100, 256, 257, 768, 1100])
+@pytest.mark.parametrize("rows", [1, 96, 100, 256, 257, 768, 1100])
 def test_outputs_and_gradients_are_those_of_the_plain_layer(rows: int, bias: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(96, 300, bias=bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -79,7 +79,7 @@ def whole(tokenizer: Any, turns: list[tuple[str, str]], last: str) -> str:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_appending_gives_the_ids_of_the_whole_rendering(name: str, data: st.DataObject) -> None:
     tokenizer, end = TOKENIZERS[name], ENDS[name]
@@ -90,7 +90,7 @@ def test_appending_gives_the_ids_of_the_whole_rendering(name: str, data: st.Data
     assert appended(tokenizer, said, last) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(sampled=st.lists(st.lists(st.integers(3, 329), min_size=1, max_size=6), min_size=1, max_size=3))
 def test_sampled_ids_stand_as_they_were_sampled(sampled: list[list[int]]) -> None:
     """However odd the ids: they are not what their text would be encoded as."""

@@ -74,6 +74,17 @@ def test_an_environment_that_fails_every_episode_ends_the_run(play: Any) -> None
     assert "20 of 20 episodes failed; task train/0: env_error: ValueError: the game broke" in done.err
 
 
+def test_a_command_ends_while_environments_still_hang(
+    games: Path, child: Any, metrics: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    command = options("games:Stuck", checkpoint, tmp_path / "run")
+    done = child("-m", "stacx_core", "train", *command, "--episode-timeout", "3", "--num-rollout", "1")
+    assert done.returncode == 0, done.stderr
+    (line,) = metrics(tmp_path / "run")
+    assert line["rollout/removed"] == line["rollout/outcome_env_timeout"] in (4, 8, 12, 16)
+    assert line["rollout/outcome_env_timeout"] + line["rollout/outcome_done"] == 20
+
+
 def test_turn_limit_and_full_context_are_outcomes(play: Any, metrics: Any, tmp_path: Path) -> None:
     assert play("--max-turns", "1", output="short").code == 0
     assert play("--max-sequence-len", "12", output="narrow").code == 0

@@ -37,6 +37,9 @@ class CollectCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the knobs under their sections."""
+        own = [parameter.get_help_record(ctx) for parameter in super().get_params(ctx)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in own if record])
         write_knobs(formatter, OFFERED)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stacx_core.data.batch import Batch
     from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
     from stacx_core.data.rendering import render_prompt, sft_sample
-    from stacx_core.data.sample import Message, Sample, SampleStatus
+    from stacx_core.data.sample import STUDENT, TEACHER, Message, Sample, SampleStatus
     from stacx_core.data.sources import read_records
     from stacx_core.errors import (
         BatchError,
@@ -39,16 +39,19 @@ if TYPE_CHECKING:
     from stacx_core.knobs import Args, Knob
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
+    from stacx_core.rollout.dataset import DatasetRollout
     from stacx_core.rollout.engine import RolloutEngine, SamplingParams
     from stacx_core.rollout.environment import Environment, Step, load_environment
     from stacx_core.rollout.episode_metrics import episode_metrics
     from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
     from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
-    from stacx_core.rollout.episodes import Episode, EpisodeTask, Turn
+    from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Turn
+    from stacx_core.rollout.playground import playground
     from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import SampledRollout, sequence_limit
     from stacx_core.rollout.scored import TeacherScoredRollout
     from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
+    from stacx_core.rollout.teachers.loading import load_teacher
     from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
@@ -57,7 +60,7 @@ _HOME = {
     "stacx_core.data.batch": ("Batch",),
     "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
     "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
-    "stacx_core.data.sample": ("Message", "Sample", "SampleStatus"),
+    "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
     "stacx_core.data.sources": ("read_records",),
     "stacx_core.errors": (
         "BatchError",
@@ -80,16 +83,19 @@ _HOME = {
     "stacx_core.knobs": ("Args", "Knob"),
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
+    "stacx_core.rollout.dataset": ("DatasetRollout",),
     "stacx_core.rollout.engine": ("RolloutEngine", "SamplingParams"),
     "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
     "stacx_core.rollout.episode_metrics": ("episode_metrics",),
     "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
     "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
-    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Turn"),
-    "stacx_core.rollout.protocol": ("Rollout", "RollIn"),
+    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Executor", "Turn"),
+    "stacx_core.rollout.playground": ("playground",),
+    "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
     "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
     "stacx_core.rollout.scored": ("TeacherScoredRollout",),
     "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
+    "stacx_core.rollout.teachers.loading": ("load_teacher",),
     "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
@@ -97,6 +103,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "API_VERSION",
+    "STUDENT",
+    "TEACHER",
     "TRAINING_CONFIGS",
     "Args",
     "Batch",
@@ -106,12 +114,14 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DataSync",
+    "DatasetRollout",
     "Environment",
     "Episode",
     "EpisodeError",
     "EpisodeRollout",
     "EpisodeRunner",
     "EpisodeTask",
+    "Executor",
     "ExitCode",
     "Knob",
     "Message",
@@ -153,8 +163,10 @@ __all__ = [
     "hookimpl",
     "infer_algorithm",
     "load_environment",
+    "load_teacher",
     "nearest",
     "parse_prompt",
+    "playground",
     "read_records",
     "recipe",
     "render_prompt",

@@ -20,7 +20,7 @@ from stacx_core.rollout.environment import Environment, MakeEnvironment, Observa
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
-from stacx_core.rollout.teachers.protocol import Teacher, TeacherTurn
+from stacx_core.rollout.teachers.protocol import Actor, TeacherTurn
 from stacx_core.rollout.timed_calls import OverTime, timed_calls
 from stacx_core.seeds import sub_seed
 
@@ -120,8 +120,8 @@ class EpisodeRunner:
     def run(
         self,
         tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine,
-        teacher: Teacher | None,
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
         who: Who,
         params: SamplingParams,
         rollout: int,
@@ -130,14 +130,14 @@ class EpisodeRunner:
 
         Args:
             tasks: What to play.
-            engine: Acts for the student.
+            engine: Acts for the student; None where ``who`` never names it.
             teacher: Acts for the teacher; None where ``who`` never names it.
             who: Names the actor of each turn.
             params: Of both actors. A turn has the seed ``("turn", rollout, task, sample, turn)``.
             rollout: Number of the rollout; also the version of the weights.
 
         Raises:
-            ValueError: ``who`` names a teacher and there is none.
+            ValueError: ``who`` names a student or a teacher and there is none.
         """
         seats = [_Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout))) for t in tasks]
         self._reset(seats)
@@ -186,8 +186,8 @@ class EpisodeRunner:
         self,
         seats: Sequence[_Seat],
         turn: int,
-        engine: RolloutEngine,
-        teacher: Teacher | None,
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
         who: Who,
         params: SamplingParams,
         rollout: int,
@@ -201,8 +201,12 @@ class EpisodeRunner:
         if acting["teacher"]:
             self._ask(acting["teacher"], teacher, params)
 
-    def _generate(self, seats: Sequence[tuple[_Seat, int]], engine: RolloutEngine, params: SamplingParams) -> None:
+    def _generate(
+        self, seats: Sequence[tuple[_Seat, int]], engine: RolloutEngine | None, params: SamplingParams
+    ) -> None:
         """The student's actions; episodes with one context are one request, so that it is read once."""
+        if engine is None:
+            raise ValueError("the student is to act, but there is no engine")
         together: dict[tuple[int, ...], list[tuple[_Seat, int]]] = {}
         for seat, seed in seats:
             together.setdefault(tuple(seat.context), []).append((seat, seed))
@@ -212,13 +216,15 @@ class EpisodeRunner:
                 text = str(self.tokenizer.decode(answer.ids, skip_special_tokens=True))
                 self._record(seat, "student", answer.ids, answer.log_probs, text, answer.finish == "length")
 
-    def _ask(self, seats: Sequence[tuple[_Seat, int]], teacher: Teacher | None, params: SamplingParams) -> None:
-        """The teacher's actions; one that is too long for the context ends its episode."""
+    def _ask(self, seats: Sequence[tuple[_Seat, int]], teacher: Actor | None, params: SamplingParams) -> None:
+        """The teacher's actions; one that is missing, or too long for the context, ends its episode."""
         if teacher is None:
             raise ValueError("a teacher is to act, but there is none")
         turns = [TeacherTurn(seat.context, seat.text, seed) for seat, seed in seats]
         for (seat, _), action in zip(seats, teacher.act(turns, params), strict=True):
-            if self.limit is not None and len(seat.context) + len(action.ids) > self.limit:
+            if action is None:
+                seat.end("teacher_failed", "the teacher did not act")
+            elif self.limit is not None and len(seat.context) + len(action.ids) > self.limit:
                 seat.end("context_overflow")
             else:
                 self._record(seat, "teacher", action.ids, [0.0] * len(action.ids), action.text, False)

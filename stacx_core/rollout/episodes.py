@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from stacx_core.data.sample import STUDENT, TEACHER, Sample, SampleStatus
 
 Executor = Literal["student", "teacher"]
-Outcome = Literal["done", "turn_limit", "context_overflow", "env_error", "env_timeout"]
+Outcome = Literal["done", "turn_limit", "context_overflow", "env_error", "env_timeout", "teacher_failed"]
 
-OUTCOMES: tuple[Outcome, ...] = ("done", "turn_limit", "context_overflow", "env_error", "env_timeout")
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """How an episode ends: by the environment, at ``--max-turns``, where the context has no room for another action, or
-because a call of the environment raised or took longer than ``--episode-timeout``."""
+because a call of the environment raised or took longer than ``--episode-timeout``, or because a teacher did not act."""
 
-FAILURES: tuple[Outcome, ...] = ("env_error", "env_timeout")
+FAILURES: tuple[Outcome, ...] = ("env_error", "env_timeout", "teacher_failed")
 """Outcomes that say nothing about the policy: such an episode is not trained on and has no vote in its group."""
 
 EXECUTORS: dict[Executor, int] = {"student": STUDENT, "teacher": TEACHER}
@@ -88,7 +88,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment let the episode down."""
+        """Whether the environment or the teacher let the episode down."""
         return self.outcome in FAILURES
 
     def samples(self, group: int, first_index: int) -> list[Sample]:

@@ -125,7 +125,9 @@ def test_a_guarded_teacher_is_a_teacher(args: Any) -> None:
     assert guarded.take_metrics() == {"teacher_failed": 0.0, "teacher_retries": 0.0}
     with pytest.raises(TeacherError, match="the teacher failed on sample 0: OSError: connection reset"):
         GuardedTeacher(Flaky(9), args(), timeout=None).score(SAMPLES, 0)
-    with pytest.raises(TeacherError, match="could not act: its action has the token id 99; the policy has 0 to 13"):
+    with pytest.raises(
+        TeacherError, match="on 1 of 1 states, first state 0: its action has the token id 99; the policy has 0 to 13"
+    ):
         GuardedTeacher(Flaky(0), args(), timeout=None).act([TeacherTurn([], "", 0)], SamplingParams(8))
 
 

@@ -51,7 +51,7 @@ class GuardedTeacher:
         return isinstance(self.teacher, QueryTeacher)
 
     def take_metrics(self) -> dict[str, float]:
-        """``teacher_failed`` samples and ``teacher_retries`` since the last call."""
+        """``teacher_failed``, samples and states, and ``teacher_retries`` since the last call."""
         counts, self._counts = self._counts, Counter()
         return {name: float(counts[name]) for name in ("teacher_failed", "teacher_retries")}
 
@@ -67,21 +67,21 @@ class GuardedTeacher:
                 raise TeacherError(f"the teacher failed on {sample.describe()}: {problem}")
         return [score for score in scores if score is not None]
 
-    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
-        """See :class:`stacx_core.rollout.teachers.protocol.Teacher`.
+    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction | None]:
+        """One action per turn, in order; ``None`` where the teacher failed and the run goes on.
 
         Raises:
-            TeacherError: An action could not be had.
+            TeacherError: The teacher failed, and the policy is ``raise``, or more than ``--teacher-max-failed`` failed.
         """
 
         def ask(pending: Sequence[int]) -> Sequence[Any]:
             return self.teacher.act([turns[i] for i in pending], params)
 
         actions, problems = self._asked(len(turns), ask, lambda i, action: action_problem(action, self.vocabulary))
-        problem = next(filter(None, problems), None)
-        if problem:
-            raise TeacherError(f"the teacher could not act: {problem}")
-        return [action for action in actions if action is not None]
+        failed = [(f"state {i}", problem) for i, problem in enumerate(problems) if problem]
+        self._counts["teacher_failed"] += len(failed)
+        self._judge(failed, len(turns), "states")
+        return actions
 
     def label(self, samples: Sequence[Sample], top_k: int, ids: Ids | None = None) -> dict[str, float]:
         """Write the teacher's scores into the samples, and do as ``--teacher-failure`` says where it has none.
@@ -103,9 +103,9 @@ class GuardedTeacher:
         asked = [i for i, sample in enumerate(samples) if sample.response_length > 0]
         given = [samples[i] for i in asked]
         scores, problems = self._score(given, top_k, None if ids is None else [ids[i] for i in asked])
-        failed = [(sample, problem) for sample, problem in zip(given, problems, strict=True) if problem]
+        failed = [(sample.describe(), problem) for sample, problem in zip(given, problems, strict=True) if problem]
         self._counts["teacher_failed"] += len(failed)
-        self._judge(failed, len(given))
+        self._judge(failed, len(given), "samples")
         for sample, score in zip(given, scores, strict=True):
             if score is not None:
                 sample.teacher_log_probs = score.log_probs
@@ -116,15 +116,15 @@ class GuardedTeacher:
                 _mask(sample, next((s for s in scores if s is not None), None))
         return self.take_metrics()
 
-    def _judge(self, failed: Sequence[tuple[Sample, str]], total: int) -> None:
+    def _judge(self, failed: Sequence[tuple[str, str]], total: int, what: str) -> None:
         """Stop the run, or tell of the failures."""
         if not failed:
             return
-        sample, problem = failed[0]
-        said = f"the teacher failed on {len(failed)} of {total} samples, first {sample.describe()}: {problem}"
+        first, problem = failed[0]
+        said = f"the teacher failed on {len(failed)} of {total} {what}, first {first}: {problem}"
         tries = f"asked {self.args.teacher_retries + 1} time(s)"
         if self.args.teacher_failure == "raise":
-            raise TeacherError(f"{said}; {tries}", "--teacher-failure drop or mask goes on without such samples")
+            raise TeacherError(f"{said}; {tries}", f"--teacher-failure drop or mask goes on without such {what}")
         if len(failed) > self.args.teacher_max_failed * total:
             raise TeacherError(f"{said}; {tries}; that is above --teacher-max-failed {self.args.teacher_max_failed:g}")
         logger.warning("%s; %s (--teacher-failure %s)", said, tries, self.args.teacher_failure)

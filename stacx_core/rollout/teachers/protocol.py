@@ -64,3 +64,10 @@ class QueryTeacher(Teacher, Protocol):
 
     def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]]]:
         """Log-probs of ids ``[R][K]`` per sample, in the same layout."""
+
+
+class Actor(Protocol):
+    """Acts in place of the student; ``None`` where it could not."""
+
+    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> Sequence[TeacherAction | None]:
+        """One action per state, in order."""

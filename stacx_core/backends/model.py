@@ -126,6 +126,12 @@ def load_model(
     return model
 
 
+def output_head(model: nn.Module) -> nn.Module:
+    """The layer whose output is the model's: logits, or the values of a scalar head."""
+    head: nn.Module = getattr(model, SCALAR_HEAD, None) or model.get_output_embeddings()  # type: ignore[operator]
+    return head
+
+
 def recompute_activations(model: nn.Module) -> None:
     """Keep no activations of the layers for the backward pass, but compute them again."""
     # Transformers renamed the method within version 5.

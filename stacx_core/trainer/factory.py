@@ -109,8 +109,8 @@ def _check_all_are_trained(config: TrainingConfig, args: Args, num_rollout: int)
         if role.frozen_for is not None and args.get(role.frozen_for, 0) >= num_rollout:
             flag = "--" + role.frozen_for.replace("_", "-")
             raise ConfigError(
-                f"{flag} {args.get(role.frozen_for)} leaves none of {num_rollout} rollouts to train role {role.name!r}; "
-                f"lower it, or raise --num-rollout"
+                f"{flag} {args.get(role.frozen_for)} leaves none of {num_rollout} rollouts to train role "
+                f"{role.name!r}; lower it, or raise --num-rollout"
             )
 
 

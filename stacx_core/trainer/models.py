@@ -1,4 +1,4 @@
-"""The models of a run beside the one it samples from: whether they fit its tokens, and how long a sequence they take."""
+"""The models of a run beside its policy: whether they fit its tokens, and how long a sequence they take."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def check_vocabularies(policy: str, others: Sequence[OtherModel]) -> None:
             continue
         need = "must have the same" if other.compared else "must have them all"
         raise ConfigError(
-            f"{other.flag} {other.checkpoint!r} has a vocabulary of {own} tokens and the policy one of {size}; it {need}"
+            f"{other.flag} {other.checkpoint!r} has a vocabulary of {own} tokens and the policy one of {size}; "
+            f"it {need}"
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stacx_core.backends.model import output_head
 from stacx_core.data.batch import Batch
@@ -69,8 +70,11 @@ def _in_twos(atoms: list[list[int]]) -> list[list[int]]:
 
 def _uncancelled(worker: RoleWorker, batch: Batch, cut: list[list[int]]) -> float:
     """Norm of the gradient with every derivative of the loss by the head's output made positive."""
-    head = output_head(worker.model)
-    hook = head.register_full_backward_pre_hook(lambda _, gradients: tuple(part.abs() for part in gradients))
+
+    def positive(_: nn.Module, gradients: Any) -> Any:
+        return tuple(part.abs() for part in gradients)
+
+    hook = output_head(worker.model).register_full_backward_pre_hook(positive)
     try:
         return float(_gradient(worker, batch, cut).norm())
     finally:

@@ -153,7 +153,6 @@ def _everything(config: TrainingConfig, crashes: list[ArgumentsCrash]) -> dict[s
 
 def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     knobs, start = knobs_of(config), _resolve(config, {})
-    yield f"--rollout-temperature {COLD}", {"rollout_temperature": COLD}
     own = dict.fromkeys([*_gates(config), *(knob.name for knob in config.knobs), "loss_aggregation"])
     for knob in (knobs[name] for name in own):
         current = getattr(start, knob.name)
@@ -166,3 +165,4 @@ def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any
         for choice in knob.choices:
             if choice != current:
                 yield f"{knob.flag} {choice}", {knob.name: choice}
+    yield f"--rollout-temperature {COLD}", {"rollout_temperature": COLD}

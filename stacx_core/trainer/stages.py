@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stacx_core.config import ModelRole, resolve_object
@@ -12,8 +12,15 @@ from stacx_core.errors import RecipeError
 from stacx_core.knobs import Args
 
 
-def run_stages(role: ModelRole, batch: Batch, args: Args) -> dict[str, float]:
-    """Run the stages in order on the batch, in place.
+def stage_name(stage: str | Callable[..., Any]) -> str:
+    """What messages call a stage."""
+    return stage if isinstance(stage, str) else stage.__qualname__
+
+
+def run_stages(
+    role: ModelRole, batch: Batch, args: Args, stages: Sequence[str | Callable[..., Any]] | None = None
+) -> dict[str, float]:
+    """Run the stages in order on the batch, in place: all of the role unless told.
 
     Returns:
         The metrics of all stages.
@@ -23,9 +30,9 @@ def run_stages(role: ModelRole, batch: Batch, args: Args) -> dict[str, float]:
             something else; names the stage.
     """
     metrics: dict[str, float] = {}
-    for stage in role.prepare:
+    for stage in role.prepare if stages is None else stages:
         lists = [key for key, value in batch.items() if isinstance(value, list)]
-        name = f"stage {stage if isinstance(stage, str) else stage.__qualname__} of role {role.name!r}"
+        name = f"stage {stage_name(stage)} of role {role.name!r}"
         metrics |= _measured(name, resolve_object(stage)(batch, args))
         for key in lists:
             if key in batch and not isinstance(batch[key], list):

@@ -39,23 +39,48 @@ def random_state(trial: Trial) -> None:
 
     Finds: seeds set in passing, noise from the global generators.
     """
-    before = _states()
-    batch = trial.prepare(trial.rows)
-    _require_same_states(before, "the stages change")
-    trial.subject.step(batch, trial.outputs)
-    _require_same_states(before, "the loss changes")
+    kept = _states()
+    try:
+        _draw()
+        before = _states()
+        batch = trial.prepare(trial.rows)
+        _require_same_states(before, "the stages change")
+        trial.subject.step(batch, trial.outputs)
+        _require_same_states(before, "the loss changes")
+    finally:
+        _restore(kept)
 
 
 def _states() -> dict[str, Any]:
+    """The state of each global generator that is in use."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "Python's random": random.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["NumPy"] = [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()]
+    if "numpy" in sys.modules:
+        states["NumPy"] = sys.modules["numpy"].random.get_state()
     return states
+
+
+def _draw() -> None:
+    """Leave the states that seeds give, in one of which an earlier call may have left a generator."""
+    torch.rand(())
+    random.random()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.random()
+
+
+def _restore(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["Python's random"])
+    if "NumPy" in states:
+        sys.modules["numpy"].random.set_state(states["NumPy"])
+
+
+def _plain(state: Any) -> Any:
+    """The state in a form that can be compared."""
+    return [part.tolist() if hasattr(part, "tolist") else part for part in state]
 
 
 def _require_same_states(before: dict[str, Any], who: str) -> None:
     after = _states()
     for name, state in before.items():
-        if not equal(state, after[name]):
+        if _plain(state) != _plain(after[name]):
             raise Wrong(f"{who} the state of the global generator of {name}; use a generator of your own")

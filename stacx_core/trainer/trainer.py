@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.config import DataSync, TrainingConfig, resolve_object
+from stacx_core.config import DataSync, TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
 from stacx_core.data.schedule import optimizer_steps
 from stacx_core.hookspecs import SyncChannel
@@ -28,6 +28,7 @@ from stacx_core.trainer.checkpoints import write_checkpoint
 from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.interrupts import Interrupts
 from stacx_core.trainer.invariance import check_loss_invariance
+from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.worker import RoleWorker
 
 STATE_FILE = "trainer.json"
@@ -204,6 +205,7 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
 
     Raises:
         BatchError, NonFiniteError: A key is missing or does not fit.
+        RecipeError: A stage returns something else than metrics.
     """
     batches = {name: dict(batch) for name in parts.workers}
     run_forwards(parts.args, parts.workers, parts.reference, parts.syncs, batches)
@@ -213,9 +215,8 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
     trained = {name: batches[name] for name, worker in parts.workers.items() if worker.role.trainable}
     for name, role_batch in trained.items():
         role = parts.workers[name].role
-        for stage in role.prepare:
-            measured = resolve_object(stage)(role_batch, parts.workers[name].args)
-            metrics |= {parts.prefix(name) + k: v for k, v in measured.items()}
+        measured = run_stages(role, role_batch, parts.workers[name].args)
+        metrics |= {parts.prefix(name) + k: v for k, v in measured.items()}
         required = [key for key in role.reads if reads(role, key, parts.args)]
         validate_batch(role_batch, [*required, *parts.config.rollout_fields])
     return trained, metrics

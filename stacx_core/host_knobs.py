@@ -49,8 +49,8 @@ _DATA = (
     Knob("apply_chat_template", str, "auto", "auto applies the tokenizer's chat template when it has one.", "data",
          choices=("auto", "always", "never")),
     Knob("rollout_shuffle", bool, True, "Shuffle the prompts, anew each epoch.", "data"),
-    Knob("max_sequence_len", int, None, "Longest prompt plus response; unset takes the model's own limit.", "data",
-         minimum=2),
+    Knob("max_sequence_len", int, None, "Longest prompt plus response; unset takes the shortest context of the models "
+         "in the run.", "data", minimum=2),
 )  # fmt: skip
 
 _ROLLOUT = (

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import stacx_core
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 CHARACTERS = "0123456789+="
 END = 0
@@ -88,8 +92,6 @@ REWARDS = '''
 
 import os
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
 
 calls = 0
 

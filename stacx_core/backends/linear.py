@@ -19,8 +19,13 @@ from torch.autograd.function import once_differentiable
 SMALLEST = 2**21
 """Multiplications from which on oneDNN's dearer call is worth it."""
 
-ROWS, FEW_ROWS = 256, 16
-"""oneDNN compiles and keeps a kernel for each number of rows: both large and small ones are made multiples."""
+MANY_ROWS, FEW_ROWS = 256, 16
+"""oneDNN compiles and keeps a kernel for each number of rows it meets, so they are made multiples of these."""
+
+
+def row_multiple(rows: int) -> int:
+    """The number that so many rows should be a multiple of: a larger one from four times ``MANY_ROWS`` on."""
+    return MANY_ROWS if rows >= 4 * MANY_ROWS else FEW_ROWS
 
 
 def suits_onednn(model: nn.Module) -> bool:
@@ -95,10 +100,9 @@ def _over_rows(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _blocks(rows: int) -> list[int]:
-    """Sizes that add up to ``rows``: a multiple of ``ROWS``, a smaller one of ``FEW_ROWS``, and the rest."""
-    many = rows // ROWS * ROWS
-    few = (rows - many) // FEW_ROWS * FEW_ROWS
-    return [size for size in (many, few, rows - many - few) if size]
+    """Sizes that add up to ``rows``: the largest one that has a kernel, and the rest."""
+    whole = rows // row_multiple(rows) * row_multiple(rows)
+    return [size for size in (whole, rows - whole) if size]
 
 
 def _product(x: Tensor, weight: Tensor, rows: int) -> Tensor:

@@ -64,9 +64,10 @@ def context_length(checkpoint: str) -> int | None:
     return int(limit) if limit else None
 
 
-def vocabulary_size(checkpoint: str) -> int:
-    """How many token ids the model has logits for."""
-    return int(_load_config(checkpoint).get_text_config().vocab_size)
+def vocabulary_size(checkpoint: str) -> int | None:
+    """How many token ids the model has an embedding for, or ``None`` when its config does not say."""
+    size = getattr(_load_config(checkpoint).get_text_config(), "vocab_size", None)
+    return int(size) if size else None
 
 
 def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -112,11 +113,16 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConf
 
 
 def load_model(
-    checkpoint: str, dtype: torch.dtype, device: torch.device, head: Literal["lm", "scalar"] = "lm"
+    checkpoint: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    head: Literal["lm", "scalar"] = "lm",
+    fresh_head: bool = True,
 ) -> nn.Module:
     """A model that runs on packed batches.
 
-    A scalar head that the checkpoint does not bring starts at zero, so that every value is 0 before training.
+    A scalar head that the checkpoint does not bring starts at zero, so that every value is 0 before training; without
+    ``fresh_head`` the checkpoint must bring it.
 
     Raises:
         ModelError: The checkpoint cannot be read, lacks weights, or its attention cannot be packed.
@@ -134,7 +140,10 @@ def load_model(
     model: nn.Module = loaded[0]
     absent = set(loaded[1]["missing_keys"])
     if head == "scalar":
-        absent -= _start_at_zero(model, absent)
+        fresh = _start_at_zero(model, absent)
+        if fresh and not fresh_head:
+            raise ModelError(f"{checkpoint!r} has no trained scalar head", "train one with the recipe reward_model")
+        absent -= fresh
     missing = sorted(absent)
     if missing:
         raise ModelError(
@@ -144,6 +153,12 @@ def load_model(
     use_onednn(model)
     check_packing(model)
     return model
+
+
+def output_head(model: nn.Module) -> nn.Module:
+    """The layer whose output is the model's: logits, or the values of a scalar head."""
+    head: nn.Module = getattr(model, SCALAR_HEAD, None) or model.get_output_embeddings()  # type: ignore[operator]
+    return head
 
 
 def recompute_activations(model: nn.Module) -> None:

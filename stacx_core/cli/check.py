@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -60,8 +61,9 @@ def check(ctx: click.Context, target: str | None, everything: bool, as_json: boo
     """
     if (target is None) == (not everything):
         raise click.UsageError("name a recipe or a distribution, or pass --all", ctx)
-    host = load(ctx.ensure_object(Session).selection())
-    checked = _run(list(host.recipes) if target is None else _targets(host, target))
+    with _output_kept():
+        host = load(ctx.ensure_object(Session).selection())
+        checked = _run(list(host.recipes) if target is None else _targets(host, target))
     if as_json:
         print_json({"passed": not _failures(checked), "recipes": [one.document() for one in checked]})
     else:
@@ -91,8 +93,7 @@ def _run(recipes: Sequence[ProvidedRecipe]) -> list[Checked]:
     with Ranks() as ranks, _quiet():
         ranks.start()
         for recipe in recipes:
-            if sys.stderr.isatty():
-                click.echo(f"checking {recipe.key}", err=True)
+            click.echo(f"checking {recipe.key}", err=True)
             start = time.perf_counter()
             results = tuple(check_recipe(recipe.config, ranks=ranks))
             checked.append(Checked(recipe, results, time.perf_counter() - start))
@@ -101,14 +102,27 @@ def _run(recipes: Sequence[ProvidedRecipe]) -> list[Checked]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings about odd knobs are kept back, since every knob is tried; what plugins print goes to stderr."""
+    """Warnings about odd knobs are kept back, since every knob is tried."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _output_kept() -> Iterator[None]:
+    """The standard output is the report's: what plugins write, by `print` or to the descriptor, goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        logging.disable(before)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _failures(checked: Sequence[Checked]) -> list[CheckResult]:

@@ -132,6 +132,7 @@ def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
                     "element": BATCH_KEYS[key].element,
                     "written_by": _producer(config, role, key),
                     "when": [_condition(config, condition) for condition in conditions],
+                    "sent_to": _sent_to(config, role, key),
                     "description": BATCH_KEYS[key].description,
                 }
             )
@@ -151,6 +152,14 @@ def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
         return "rollout"
     usual = BATCH_KEYS[key].producer
     return f"forward of {role.name}" if usual == "sync" else usual
+
+
+def _sent_to(config: TrainingConfig, role: ModelRole, key: str) -> list[str]:
+    """The roles that always get the key from this one, for which it is computed whatever its own loss reads."""
+    always = [sync for sync in config.syncs if sync.when is None]
+    there = [sync.dst for sync in always if sync.src == role.name and key in sync.keys]
+    back = [sync.src for sync in always if sync.dst == role.name and key in sync.reverse_keys]
+    return [*there, *back]
 
 
 def _knobs(provided: ProvidedRecipe) -> list[dict[str, Any]]:
@@ -195,11 +204,8 @@ def _print_page(page: dict[str, Any]) -> None:
     _print_roles(page)
     print_title("Batch keys")
     print_table(
-        ("ROLE", "KEY", "ELEMENT", "WRITTEN BY", "READ WHEN"),
-        [
-            (row["role"], row["key"], row["element"], row["written_by"], " or ".join(row["when"]) or "always")
-            for row in page["batch_keys"]
-        ],
+        ("ROLE", "KEY", "ELEMENT", "WRITTEN BY", "WHEN"),
+        [(row["role"], row["key"], row["element"], row["written_by"], _when(row)) for row in page["batch_keys"]],
     )
     print_title("Advantage pipeline, over the whole batch before any split")
     for i, row in enumerate(page["advantage_pipeline"], start=1):
@@ -213,13 +219,20 @@ def _print_page(page: dict[str, Any]) -> None:
     click.echo(f"loss of a step = {aggregation['formula']}")
     click.echo(aggregation["symbols"])
     print_title("Rollout")
-    click.echo(f"{page['rollout']}, delivers {', '.join(page['rollout_fields']) or 'tokens and rewards'}")
+    rewards = ["rewards"] if any(row["key"] == "rewards" for row in page["batch_keys"]) else []
+    click.echo(f"{page['rollout']}, delivers {', '.join(['tokens', *rewards, *page['rollout_fields']])}")
     click.echo(f"must be set: {', '.join(page['requires']) or 'nothing'}")
     print_title("Knobs")
     print_table(
         ("FLAG", "DEFAULT", "ENVIRONMENT", "CONFIG KEY", "FROM"),
         [(row["flag"], _default_text(row), row["environment"], row["key"], row["origin"]) for row in page["knobs"]],
     )
+
+
+def _when(row: dict[str, Any]) -> str:
+    if row["sent_to"]:
+        return f"always (sent to {', '.join(row['sent_to'])})"
+    return " or ".join(row["when"]) or "always"
 
 
 def _print_roles(page: dict[str, Any]) -> None:

@@ -45,10 +45,12 @@ class ModelReward:
 
         Raises:
             RewardError: A sample is longer than the reward model's context.
+            ModelError: ``--rm-load`` has no trained scalar head.
         """
         if self._model is None:
             device = pick_device(self.args.device)
-            self._model = load_model(self.args.rm_load, DTYPES[self.args.dtype], device, "scalar").eval()
+            dtype = DTYPES[self.args.dtype]
+            self._model = load_model(self.args.rm_load, dtype, device, "scalar", fresh_head=False).eval()
         lengths = [len(sample.tokens) for sample in samples]
         for sample, length in zip(samples, lengths, strict=True):
             if self.limit is not None and length > self.limit:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, SupportsFloat
 
 from stacx_core.data.sample import Sample
-from stacx_core.errors import RewardError
+from stacx_core.errors import ModelError, RewardError
 
 Reward = float | dict[str, float]
 RewardFn = Callable[[Sample], Reward]
@@ -51,7 +51,7 @@ def _one(reward: RewardFn, sample: Sample, name: str) -> Any:
 def _batch(reward: BatchReward, samples: Sequence[Sample], name: str) -> Sequence[Any]:
     try:
         values = reward.score_batch(samples)
-    except RewardError:
+    except (RewardError, ModelError):
         raise
     except (Exception, SystemExit) as error:
         raise RewardError(f"reward {name} on {len(samples)} samples: {type(error).__name__}: {error}") from error

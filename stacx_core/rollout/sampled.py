@@ -113,7 +113,8 @@ class SampledRollout(RollIn):
 
 
 def sequence_limit(args: Args, context_length: int | None) -> int | None:
-    """Most tokens of prompt and response: the smaller of ``--max-sequence-len`` and the model's context."""
+    """Most tokens of prompt and response: the smaller of ``--max-sequence-len`` and ``context_length``, which a run
+    takes from the model with the shortest context."""
     limits = [n for n in (args.max_sequence_len, context_length) if n is not None]
     return min(limits, default=None)
 

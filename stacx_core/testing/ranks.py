@@ -12,7 +12,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +32,14 @@ from stacx_core.plugins import HOST, plugin_host
 from stacx_core.testing.subject import Outcome, Subject
 
 RANKS = 2
-TIMEOUT = timedelta(seconds=60)
+ANSWER_SECONDS = 60.0
+"""How long the ranks may take over one step."""
+START_SECONDS = 300.0
+"""How long they may take to import torch and to meet."""
+DYING_SECONDS = 5.0
+"""How long a rank is given to notice that another has died."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""Longer than both: the one who waits for the ranks ends them."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,16 @@ class RankError(StacxError, RuntimeError):
 
 
 class Ranks:
-    """The processes; a context manager that ends them. The first job starts them, or `start` does ahead of it."""
+    """The processes; a context manager that ends them. The first job starts them, or `start` does ahead of it.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: how long they may take over one step; those that take longer are ended, and the next job starts
+            new ones.
+    """
+
+    def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
+        self._seconds = seconds
+        self._ready = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -85,28 +101,54 @@ class Ranks:
         """What each rank holds after the sums over ranks.
 
         Raises:
-            RankError: a rank raised, or died.
+            RankError: a rank raised, died, or did not answer in time.
         """
         self.start()
-        parcel = pickle.dumps(job)
-        for process in self._processes:
-            assert process.stdin is not None
-            pickle.dump((sys.path, parcel), process.stdin)
-            process.stdin.flush()
-        answers = [self._answer(rank, process) for rank, process in enumerate(self._processes)]
+        if not self._ready:
+            self._exchange(None, START_SECONDS)
+            self._ready = True
+        answers = self._exchange((sys.path, pickle.dumps(job)), self._seconds)
         for rank, answer in enumerate(answers):
             if isinstance(answer, str):
                 raise RankError(f"rank {rank} of {RANKS} failed: {answer}")
         return answers
 
-    def _answer(self, rank: int, process: subprocess.Popen[bytes]) -> Any:
-        assert process.stdout is not None
+    def _exchange(self, message: object, seconds: float) -> list[Any]:
+        """Send each rank the message, unless it is None, and wait for the answers; ranks that fail are all ended."""
+        late = threading.Event()
+        alarm = threading.Timer(seconds, self._expire, (late,))
+        alarm.start()
         try:
-            return pickle.load(process.stdout)
-        except EOFError:
-            code = process.wait()
+            if message is not None:
+                for process in self._processes:
+                    assert process.stdin is not None
+                    pickle.dump(message, process.stdin)
+                    process.stdin.flush()
+            return [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
+        except (EOFError, OSError, pickle.UnpicklingError):
+            problem = f"hangs: the {RANKS} ranks did not answer within {seconds:g} s" if late.is_set() else self._end()
+            raise RankError(problem) from None
+        except BaseException:  # Half an exchange would give its answer to the next one.
             self.stop()
-            raise RankError(f"rank {rank} of {RANKS} ended with exit code {code}") from None
+            raise
+        finally:
+            alarm.cancel()
+            if late.is_set():
+                self.stop()
+
+    def _expire(self, late: threading.Event) -> None:
+        late.set()
+        for process in self._processes:
+            process.kill()
+
+    def _end(self) -> str:
+        """End the ranks, of which one has died, and say with which exit codes; the others soon die of its death."""
+        codes: dict[int, int] = {}
+        for rank, process in enumerate(self._processes):
+            with suppress(subprocess.TimeoutExpired):
+                codes[rank] = process.wait(DYING_SECONDS)
+        self.stop()
+        return "; ".join(f"rank {rank} of {RANKS} ended with exit code {code}" for rank, code in codes.items())
 
     def stop(self) -> None:
         """End the processes."""
@@ -117,6 +159,7 @@ class Ranks:
                 if stream is not None:
                     stream.close()
         self._processes = []
+        self._ready = False
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -126,7 +169,11 @@ def serve(rank: int, ranks: int, meeting: str) -> None:
     """Answer jobs until the input ends; what plugins print goes to the standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=COLLECTIVE_TIMEOUT
+    )
+    pickle.dump("ready", answers)
+    answers.flush()
     while True:
         try:
             sys.path[:], parcel = pickle.load(sys.stdin.buffer)
@@ -144,7 +191,9 @@ def _answer(parcel: bytes, rank: int, ranks: int) -> Outcome | str:
     try:
         job: Job = pickle.loads(parcel)
         own = job.subject.step(job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size)
-    except Exception as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         error = f"{type(problem).__name__}: {problem}"
     errors = [""] * ranks
     dist.all_gather_object(errors, error)

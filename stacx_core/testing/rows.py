@@ -63,6 +63,19 @@ class Row:
         keys = {key: value[kept] if isinstance(value, Tensor) else value for key, value in self.keys.items()}
         return Row(sample, torch.cat([self.output[:at], self.output[at + 1 :]]), keys)
 
+    def cut(self, position: int, indices: tuple[int, int]) -> tuple[Row, Row]:
+        """The row as two siblings of one rollout; to the second, the response up to `position` is prompt."""
+        s, at = self.sample, self.sample.prompt_length + position
+
+        def part(start: int, stop: int, tokens: int, index: int) -> Row:
+            length, mask = stop - start, s.mask[start:stop]
+            sample = replace(s, index=index, tokens=s.tokens[:tokens], response_length=length, loss_mask=mask)
+            keys = {key: v[start:stop] if isinstance(v, Tensor) else v for key, v in self.keys.items()}
+            return Row(sample, self.output[:tokens], keys)
+
+        first, second = indices
+        return part(0, position, at, first), part(position, s.response_length, len(s.tokens), second)
+
     def without_prompt_token(self) -> Row:
         """The row without the first token of its prompt."""
         return replace(self.with_sample(tokens=self.sample.tokens[1:]), output=self.output[1:])
@@ -185,3 +198,11 @@ def log_probs_of(sample: Sample, output: Tensor, temperature: float = 1.0) -> Te
     rows = _rows(sample)
     targets = torch.tensor(sample.tokens)[rows + 1]
     return torch.log_softmax(output[rows] / temperature, -1).gather(-1, targets[:, None]).squeeze(-1)
+
+
+def along_log_prob(sample: Sample, output: Tensor, gradient: Tensor, temperature: float = 1.0) -> float:
+    """How a loss with this gradient changes as the log-prob of the trained tokens rises."""
+    leaf = output.detach().clone().requires_grad_()
+    (log_probs_of(sample, leaf, temperature) * torch.tensor(sample.mask)).sum().backward()
+    assert leaf.grad is not None
+    return float((gradient * leaf.grad).sum())

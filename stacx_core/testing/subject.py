@@ -24,6 +24,7 @@ from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.rows import SEED, Row, grouped_rows, paired_rows, row_of
 from stacx_core.trainer.forwards import reads
+from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.syncs import active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
@@ -161,8 +162,7 @@ class Subject:
         Raises:
             StacxError: what a stage or the validation refuses.
         """
-        for stage in self.role.prepare:
-            resolve_object(stage)(batch, self.args)
+        run_stages(self.role, batch, self.args)
         validate_batch(batch, [*self.active_reads(), *self.config.rollout_fields])
         return batch
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import stacx_core.testing.checks  # noqa: F401
 from stacx_core.config import TrainingConfig
 from stacx_core.errors import ConfigError, StacxError
+from stacx_core.testing.deadline import CHECK_SECONDS, Hangs, deadline
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.results import CHECKS, NO_LOSS, Check, CheckResult, NotApplicable, Wrong
 from stacx_core.testing.rows import Row
 from stacx_core.testing.shrinking import shrink
 from stacx_core.testing.subject import Subject, trained_subjects
 from stacx_core.testing.trial import Trial
-from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, default_variant, variants
+from stacx_core.testing.variants import DEFAULTS, EVERYTHING, ArgumentsCrash, Variant, default_variant, variants
 
 DOOR = "default_arguments"
 """Where this check fails nothing else can be asked."""
@@ -34,11 +35,14 @@ class Suite:
     Args:
         config: the recipe.
         ranks: the processes of `data_parallel`, which the caller ends.
+        seconds: how long a check may take under one set of arguments.
     """
 
-    def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
+    def __init__(self, config: TrainingConfig, ranks: Ranks, seconds: float = CHECK_SECONDS) -> None:
         self.config = config
         self.ranks = ranks
+        self.seconds = seconds
+        self._hanging = ""
         self._known: dict[tuple[str, str], Trial] = {}
         self._failing: dict[tuple[str, str], bool] = {}
 
@@ -50,11 +54,13 @@ class Suite:
             if check.name == DOOR:
                 return CheckResult(name, check.name, "fail", self._refusal, where)
             return CheckResult(name, check.name, "not applicable", f"the defaults are refused; see {DOOR}")
+        if self._hanging:
+            return CheckResult(name, check.name, "not applicable", f"the recipe hangs; see {self._hanging}")
         exceptions: dict[str, str] = {}
         passed = False
         for trial in self._trials(check):
             reason = self._waived(check, trial.subject)
-            problem = NotApplicable(reason) if reason else _problem(check, trial)
+            problem = NotApplicable(reason) if reason else self._problem(check, trial)
             if isinstance(problem, NotApplicable):
                 exceptions.setdefault(str(problem), self._name(trial.subject))
             elif problem is not None:
@@ -71,6 +77,8 @@ class Suite:
     def _refusal(self) -> str:
         try:
             default_variant(self.config)
+        except ArgumentsCrash as error:
+            return str(error)
         except ConfigError as error:
             return f"the recipe refuses its own defaults: {error}"
         return ""
@@ -100,7 +108,7 @@ class Suite:
         """Whether there is no loss at all under these arguments."""
         key = (subject.role.name, subject.variant)
         if key not in self._failing:
-            self._failing[key] = _problem(CHECKS[GATE], self._trial(subject)) is not None
+            self._failing[key] = self._problem(CHECKS[GATE], self._trial(subject)) is not None
         return self._failing[key]
 
     def _name(self, subject: Subject) -> str:
@@ -112,53 +120,59 @@ class Suite:
         """The reason the specialization gives for a check it may decline."""
         try:
             return subject.specialization().waives().get(check.name, "") if check.waivable else ""
-        except Exception:  # The gate reports it.
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # `structure` reports it.
             return ""
 
-    def _failure(self, check: Check, trial: Trial, problem: Exception) -> CheckResult:
+    def _problem(self, check: Check, trial: Trial) -> BaseException | None:
+        """What a check raises; whatever a plugin does, only the user ends the command."""
+        try:
+            with deadline(self.seconds):
+                check.run(trial)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if isinstance(error, Hangs):
+                self._hanging = check.name
+            return error
+        return None
+
+    def _failure(self, check: Check, trial: Trial, problem: BaseException) -> CheckResult:
         rows: Sequence[Row] = () if check.scope == "recipe" else vars(trial).get("rows", ())
-        if check.shrinks and rows:
-            rows, problem = _smallest(check, trial, problem)
+        if check.shrinks and rows and not self._hanging:
+            rows, problem = self._smallest(check, trial, problem)
         where = f"role {trial.subject.role.name!r}, arguments: {trial.subject.variant}{_line(problem)}"
         shapes = tuple(row.shape() for row in rows)
         return CheckResult(self.config.name, check.name, "fail", _text(problem), where, shapes)
 
+    def _smallest(self, check: Check, trial: Trial, problem: BaseException) -> tuple[Sequence[Row], BaseException]:
+        """The smallest rows that fail in the same way, and how they do."""
+        last = problem
 
-def _problem(check: Check, trial: Trial) -> Exception | None:
-    try:
-        check.run(trial)
-    except Exception as error:
-        return error
-    return None
+        def fails(rows: Sequence[Row]) -> bool:
+            nonlocal last
+            found = self._problem(check, replace(trial, given=tuple(rows)))
+            if found is None or _kind(found) != _kind(problem):
+                return False
+            last = found
+            return True
 
-
-def _smallest(check: Check, trial: Trial, problem: Exception) -> tuple[Sequence[Row], Exception]:
-    """The smallest rows that fail in the same way, and how they do."""
-    last = problem
-
-    def fails(rows: Sequence[Row]) -> bool:
-        nonlocal last
-        found = _problem(check, replace(trial, given=tuple(rows)))
-        if found is None or _kind(found) != _kind(problem):
-            return False
-        last = found
-        return True
-
-    rows = shrink(trial.rows, fails)
-    return rows, last
+        rows = shrink(trial.rows, fails)
+        return rows, last
 
 
-def _kind(problem: Exception) -> tuple[type[Exception], str]:
+def _kind(problem: BaseException) -> tuple[type[BaseException], str]:
     return type(problem), problem.kind if isinstance(problem, Wrong) else ""
 
 
-def _text(problem: Exception) -> str:
-    if isinstance(problem, Wrong | StacxError):
+def _text(problem: BaseException) -> str:
+    if isinstance(problem, Wrong | StacxError | Hangs):
         return str(problem)
     return f"{type(problem).__name__}: {problem}"
 
 
-def _line(problem: Exception) -> str:
+def _line(problem: BaseException) -> str:
     """Where an exception that is no finding of the suite was raised."""
     frames = traceback.extract_tb(problem.__traceback__)
     if isinstance(problem, Wrong) or not frames:

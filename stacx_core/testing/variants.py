@@ -10,10 +10,14 @@ from stacx_core.config import TrainingConfig
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob, resolve
+from stacx_core.testing.deadline import Hangs
 from stacx_core.trainer.plan import complete
 
 DEFAULTS = "the defaults"
 EVERYTHING = "everything switched on"
+
+COLD = 0.5
+"""A sampling temperature that is not 1."""
 
 _RUN = {"output_dir": "unused", "num_rollout": 1, "device": "cpu", "ref_load": "unused"}
 """What a run needs and no loss reads."""
@@ -25,6 +29,10 @@ class Variant:
 
     name: str
     args: Args
+
+
+class ArgumentsCrash(ConfigError):
+    """Something other than a `ConfigError` was raised while arguments were completed: no refusal, but a fault."""
 
 
 def default_variant(config: TrainingConfig) -> Variant:
@@ -42,17 +50,26 @@ def variants(config: TrainingConfig) -> list[Variant]:
     What the recipe refuses by a `ConfigError` is left out. A change that is refused on top of the defaults, such
     as a choice that belongs to a switch, is tried on top of everything.
     """
-    found = [default_variant(config)]
-    together = _everything(config)
+    return explore(config)[0]
+
+
+def explore(config: TrainingConfig) -> tuple[list[Variant], list[ArgumentsCrash]]:
+    """The variants, and what went wrong with arguments that were neither taken nor refused.
+
+    Raises:
+        ConfigError: the recipe refuses its own defaults.
+    """
+    found, crashes = [default_variant(config)], list[ArgumentsCrash]()
+    together = _everything(config, crashes)
     if together:
         found.append(Variant(EVERYTHING, _resolve(config, together)))
     for name, change in _single_changes(config):
         for base, suffix in (({}, ""), (together, f" with {EVERYTHING}")):
-            args = _accepted(config, {**base, **change})
+            args = _accepted(config, {**base, **change}, crashes)
             if args is not None:
                 found.append(Variant(name + suffix, args))
                 break
-    return found
+    return found, crashes
 
 
 def knobs_of(config: TrainingConfig) -> dict[str, Knob]:
@@ -61,24 +78,39 @@ def knobs_of(config: TrainingConfig) -> dict[str, Knob]:
 
 
 def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
-    """Complete arguments with some knobs set; raises `ConfigError` for what the recipe refuses."""
+    """Complete arguments with some knobs set.
+
+    Raises:
+        ConfigError: what the recipe refuses.
+        ArgumentsCrash: what it neither refuses nor takes.
+    """
     knobs = knobs_of(config)
     loads = [role.load_arg for role in config.roles if role.load_arg]
     rewarded = any("rewards" in role.reads for role in config.roles)
     source = [] if "environment" in config.requires else ["prompt_data", *(["rm_type"] if rewarded else [])]
     needed = [*config.requires, *loads, "hf_checkpoint", *source]
     flags = {name: _placeholder(knobs[name]) for name in needed if name not in config.defaults} | _RUN
-    return complete(
-        config,
-        resolve(knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults),
+    args = resolve(
+        knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults
     )
+    try:
+        return complete(config, args)
+    except (ConfigError, KeyboardInterrupt, Hangs):
+        raise
+    except BaseException as error:
+        names = ", ".join(f"{knobs[name].flag} {value}" for name, value in changes.items()) or DEFAULTS
+        problem = f"{type(error).__name__}: {error}"
+        raise ArgumentsCrash(f"under {names}, check_args raises {problem}; refuse by a ConfigError") from error
 
 
-def _accepted(config: TrainingConfig, changes: Mapping[str, Any]) -> Args | None:
+def _accepted(config: TrainingConfig, changes: Mapping[str, Any], crashes: list[ArgumentsCrash]) -> Args | None:
     try:
         return _resolve(config, changes)
+    except ArgumentsCrash as crash:
+        crashes.append(crash)
     except ConfigError:
-        return None
+        pass
+    return None
 
 
 def _placeholder(knob: Knob) -> Any:
@@ -106,7 +138,7 @@ def _gates(config: TrainingConfig) -> list[str]:
     return list(dict.fromkeys(condition.partition("=")[0] for condition in conditions))
 
 
-def _everything(config: TrainingConfig) -> dict[str, Any]:
+def _everything(config: TrainingConfig, crashes: list[ArgumentsCrash]) -> dict[str, Any]:
     """All switches on and all coefficients that are 0 or unset given, as far as the recipe takes them together."""
     knobs = knobs_of(config)
     names = dict.fromkeys([*_gates(config), *(knob.name for knob in config.knobs)])
@@ -115,7 +147,7 @@ def _everything(config: TrainingConfig) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for _ in range(2):  # A coefficient may be refused before the switch it belongs to is on.
         for name, value in wanted.items():
-            if value is not None and name not in chosen and _accepted(config, {**chosen, name: value}):
+            if value is not None and name not in chosen and _accepted(config, {**chosen, name: value}, crashes):
                 chosen[name] = value
     return chosen
 
@@ -134,3 +166,4 @@ def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any
         for choice in knob.choices:
             if choice != current:
                 yield f"{knob.flag} {choice}", {knob.name: choice}
+    yield f"--rollout-temperature {COLD}", {"rollout_temperature": COLD}

@@ -13,7 +13,6 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from stacx_core.backends.model import (
     DTYPES,
-    context_length,
     load_model,
     load_tokenizer,
     pick_device,
@@ -31,7 +30,14 @@ from stacx_core.rollout.protocol import RollIn
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
-from stacx_core.trainer.forwards import REFERENCE_KEY, reads
+from stacx_core.trainer.models import (
+    active_roles,
+    check_vocabularies,
+    other_models,
+    scoring_models,
+    shortest_context,
+    uses_reference,
+)
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
 from stacx_core.trainer.worker import RoleWorker
@@ -59,8 +65,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     if start:
         roll_in.restore(start["roll_in"])
     syncs = active_syncs(config, args)
-    senders = {end for sync in syncs for end in (sync.src, sync.dst)}
-    roles = [role for role in config.roles if role.trainable or role.name in senders]
+    roles = active_roles(config, args)
     workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
     policy = next((w for w in workers.values() if w.role.sync_to_rollout), next(iter(workers.values())))
     parts = Parts(
@@ -85,13 +90,29 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
 def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBase, RollIn, Evaluation | None, int]:
     """Tokenizer, roll-in protocol, evaluation and the number of rollouts: all that can fail without a model."""
     tokenizer = load_tokenizer(args.hf_checkpoint)
-    context = context_length(args.hf_checkpoint)
+    others = other_models(config, args)
+    scorers = scoring_models(args.eval_rm_type or args.rm_type, args)
+    check_vocabularies(args.hf_checkpoint, [*others, *scorers])
+    context = shortest_context(args.hf_checkpoint, others)
     chosen = resolve_object(config.rollout)
     make = sampled_or_played if chosen is SampledRollout else chosen
     roll_in: RollIn = make(args, tokenizer, context)
-    evaluation = _evaluation(args, tokenizer, context)
+    evaluation = _evaluation(args, tokenizer, shortest_context(args.hf_checkpoint, scorers))
     epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
-    return tokenizer, roll_in, evaluation, args.num_rollout or epochs
+    num_rollout = args.num_rollout or epochs
+    _check_all_are_trained(config, args, num_rollout)
+    return tokenizer, roll_in, evaluation, num_rollout
+
+
+def _check_all_are_trained(config: TrainingConfig, args: Args, num_rollout: int) -> None:
+    """Refuse to keep a role frozen for the whole run."""
+    for role in config.roles:
+        if role.frozen_for is not None and args.get(role.frozen_for, 0) >= num_rollout:
+            flag = "--" + role.frozen_for.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {args.get(role.frozen_for)} leaves none of {num_rollout} rollouts to train role "
+                f"{role.name!r}; lower it, or raise --num-rollout"
+            )
 
 
 def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:
@@ -159,15 +180,12 @@ def _load_state(path: Path) -> dict[str, Any]:
 
 
 def _reference(syncs: list[DataSync], args: Args, workers: dict[str, RoleWorker]) -> RoleWorker | None:
-    synced = {sync.dst for sync in syncs if REFERENCE_KEY in sync.keys}
-    if not any(reads(w.role, REFERENCE_KEY, args) and name not in synced for name, w in workers.items()):
+    if not uses_reference([worker.role for worker in workers.values()], syncs, args):
         return None
     if args.ref_load is None:
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
     model = load_model(args.ref_load, DTYPES[args.dtype], pick_device(args.device))
     policy = next(iter(workers.values()))
-    if model.config.vocab_size != policy.model.config.vocab_size:  # type: ignore[union-attr]
-        raise ConfigError(f"--ref-load {args.ref_load!r} has another vocabulary size than --hf-checkpoint")
     role = ModelRole("reference", type(policy.specialization), trainable=False)
     return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
 

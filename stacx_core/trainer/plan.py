@@ -5,8 +5,21 @@ from __future__ import annotations
 from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
-from stacx_core.knobs import Args
+from stacx_core.knobs import Args, Knob
 from stacx_core.recipes import ESTIMATOR_RECIPES
+from stacx_core.rewards.loading import MODEL
+
+_ANSWERS = ("eval_prompt_data", "eval_tasks")
+_EVALUATION = (*_ANSWERS, "eval_pair_data")
+_NEEDS = {
+    "eval_rm_type": ("eval_prompt_data",),
+    "eval_temperature": _ANSWERS,
+    "eval_max_response_len": _ANSWERS,
+    "eval_interval": _EVALUATION,
+    "eval_limit": _EVALUATION,
+    "skip_eval_before_train": _EVALUATION,
+}
+"""Host knob -> the knobs, of those that the recipe has, one of which must be set for it to have an effect."""
 
 _ENVIRONMENT_GIVES = ("prompt_data", "rm_type")
 """Required knobs that ``--environment`` stands in for."""
@@ -32,6 +45,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         raise ConfigError("say how long to train: --num-rollout or --num-epoch")
     if args.num_rollout is not None and args.num_epoch is not None:
         raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
+    _check_effects(args)
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)
@@ -75,6 +89,26 @@ def _check_environment(config: TrainingConfig, args: Args, plays: bool) -> None:
         raise ConfigError("--eval-tasks and --eval-prompt-data are both set; keep one")
     if plays and args.num_epoch is not None and args.num_tasks is None:
         raise ConfigError("--num-epoch needs --num-tasks: without it every task of an environment is a new one")
+
+
+def _check_effects(args: Args) -> None:
+    for knob in HOST_KNOBS:
+        switches = [name for name in _NEEDS.get(knob.name, ()) if name in args]
+        if switches and _is_asked_for(args, knob) and all(args.get(name) is None for name in switches):
+            wanted = " or ".join("--" + name.replace("_", "-") for name in switches)
+            raise ConfigError(f"{knob.flag} has no effect without {wanted}; add it, or leave {knob.flag} out")
+    if args.rm_load is not None and MODEL not in (args.rm_type, args.eval_rm_type):
+        raise ConfigError("--rm-load has no effect without --rm-type model or --eval-rm-type model; add one of them")
+    if args.dynamic_sampling_filter == "reward_std" and args.n_samples_per_prompt == 1:
+        raise ConfigError(
+            "--dynamic-sampling-filter reward_std keeps groups whose rewards differ, which a group of one never does; "
+            "raise --n-samples-per-prompt, or leave the filter out"
+        )
+
+
+def _is_asked_for(args: Args, knob: Knob) -> bool:
+    """Whether the user set another value than the default, which a stored configuration holds too."""
+    return not args.is_default(knob.name) and getattr(args, knob.name) != knob.default
 
 
 def check_supported(config: TrainingConfig, parallelism: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
+from stacx_core.config import DataSync, ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
 from stacx_core.data.sample import Sample
 from stacx_core.data.schedule import optimizer_steps
@@ -32,6 +32,7 @@ from stacx_core.trainer.checkpoints import write_checkpoint
 from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.interrupts import Interrupts
 from stacx_core.trainer.invariance import check_loss_invariance
+from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.worker import RoleWorker
 
 STATE_FILE = "trainer.json"
@@ -221,6 +222,7 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
 
     Raises:
         BatchError, NonFiniteError: A key is missing or does not fit.
+        RecipeError: A stage returns something else than metrics.
     """
     batches = {name: as_read_by(worker.role, batch) for name, worker in parts.workers.items()}
     run_forwards(parts.args, parts.workers, parts.reference, parts.syncs, batches)
@@ -230,9 +232,8 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
     trained = {name: batches[name] for name, worker in parts.workers.items() if worker.role.trainable}
     for name, role_batch in trained.items():
         role = parts.workers[name].role
-        for stage in role.prepare:
-            measured = resolve_object(stage)(role_batch, parts.workers[name].args)
-            metrics |= {parts.prefix(name) + k: v for k, v in measured.items()}
+        measured = run_stages(role, role_batch, parts.workers[name].args)
+        metrics |= {parts.prefix(name) + k: v for k, v in measured.items()}
         required = [key for key in role.reads if reads(role, key, parts.args)]
         validate_batch(role_batch, [*required, *parts.config.rollout_fields])
     return trained, metrics

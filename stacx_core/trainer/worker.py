@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stacx_core.backends.attention import PackedLayout
-from stacx_core.backends.linear import ROWS, suits_onednn
+from stacx_core.backends.linear import row_multiple, suits_onednn
 from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import RoleOptimizer
 from stacx_core.backends.shared_prompts import share_prompts
@@ -186,10 +186,10 @@ class RoleWorker:
         """
         tokens, positions = micro["tokens"], micro["position_ids"]
         prompts = micro["response_lengths"] if self.dtype != torch.float64 else micro["total_lengths"]
-        multiple = ROWS if suits_onednn(self.model) and tokens.numel() >= 4 * ROWS else 1
+        multiple = row_multiple(tokens.numel()) if suits_onednn(self.model) else 1
         kept, places = share_prompts(tokens[0].tolist(), micro["total_lengths"], prompts, multiple)
         layout = PackedLayout(micro["total_lengths"], self.device, places, len(kept))
-        if len(kept) != len(places):
+        if not torch.equal(kept, torch.arange(len(places))):
             kept, places = kept.to(self.device), places.to(self.device)
             tokens, positions = tokens[:, kept], positions[:, kept]
             rows = places if rows is None else places[rows]

@@ -73,3 +73,12 @@ def test_knobs_carry_the_recipes_default_and_who_declares_them() -> None:
     first, *rest = page()["knobs"]
     assert (first["name"], first["default"], first["origin"]) == ("odd_beta", 0.5, "stacx-odd")
     assert {knob["origin"] for knob in rest} == {"stacx-core"}
+
+
+def test_a_key_that_a_sync_always_sends_is_always_there() -> None:
+    sent = {(row["role"], row["key"]): row["sent_to"] for row in page()["batch_keys"]}
+    assert {place: to for place, to in sent.items() if to} == {("critic", "values"): ["policy"]}
+
+
+def test_only_rollouts_that_are_rewarded_deliver_rewards(stacx: Any) -> None:
+    assert "DatasetRollout, delivers tokens\n" in stacx("show-recipe", "sft").out

@@ -31,16 +31,18 @@ class SoundLoss(CausalDecoderSpecialization):
 
 
 def group_advantages(batch, args):
-    trained = [bool(mask.any()) for mask in batch["loss_masks"]]
     groups = {}
-    for reward, group, vote in zip(batch["rewards"], batch["group_indices"], trained):
-        if vote:
-            groups.setdefault(group, []).append(reward)
+    for reward, group, rollout, mask in zip(
+        batch["rewards"], batch["group_indices"], batch["rollout_ids"], batch["loss_masks"]
+    ):
+        if mask.any():
+            groups.setdefault(group, {})[rollout] = reward
     values = []
-    for reward, group, vote in zip(batch["rewards"], batch["group_indices"], trained):
-        rewards = torch.tensor(groups.get(group, [0.0]), dtype=torch.float64)
+    for reward, group, rollout in zip(batch["rewards"], batch["group_indices"], batch["rollout_ids"]):
+        votes = groups.get(group, {})
+        rewards = torch.tensor([*votes.values(), *([] if votes else [0.0])], dtype=torch.float64)
         flat = len(set(rewards.tolist())) == 1
-        values.append(float((reward - rewards.mean()) / rewards.std()) if vote and not flat else 0.0)
+        values.append(float((reward - rewards.mean()) / rewards.std()) if rollout in votes and not flat else 0.0)
     batch["advantages"] = [torch.full((n,), value) for n, value in zip(batch["response_lengths"], values)]
     return {}
 

@@ -1,4 +1,4 @@
-"""Ten plugins with one fault each: `stacx check` catches every one, and the right check names it."""
+"""Plugins with one fault each: `stacx check` catches every one, and the right check names it."""
 
 from __future__ import annotations
 
@@ -150,6 +150,118 @@ FAULTS = {
             return self.flat(batch, "advantages")
         """,
     ),
+    "target_a_position_early": Fault(
+        "Each row is asked for the token it has read.",
+        "prompt_tokens",
+        "with other tokens in the prompts",
+        loss="""
+        def compute_loss(self, model_output, batch, reducer):
+            tokens = batch["tokens"].roll(1, -1)
+            return super().compute_loss(model_output, {**batch, "tokens": tokens}, reducer)
+        """,
+    ),
+    "last_token_left_out": Fault(
+        "The last token of each response is not trained.",
+        "last_token",
+        "changes no gradient there",
+        loss="""
+        def per_token(self, log_probs, batch):
+            kept = torch.cat([
+                torch.arange(len(mask)) != max([*mask.nonzero().flatten().tolist(), 0])
+                for mask in batch["loss_masks"]
+            ])
+            return super().per_token(log_probs, batch) * kept
+        """,
+    ),
+    "temperature_of_one": Fault(
+        "The policy is scored at temperature 1, whatever it was sampled at.",
+        "temperature",
+        "at temperature 0.5, with the output scaled by it",
+        loss="""
+        def response_log_probs(self, model_output, batch):
+            return super().response_log_probs(model_output, batch, temperature=1.0)
+        """,
+    ),
+    "stage_changes_rewards_in_place": Fault(
+        "The stage shifts the list of rewards that all roles share.",
+        "stage_inputs",
+        "changes the batch key 'rewards' in place",
+        stage="""
+        def stage(batch, args):
+            for position in range(len(batch["rewards"])):
+                batch["rewards"][position] += 0.5
+            return sound.group_advantages(batch, args)
+        """,
+    ),
+    "stage_changes_masks_in_place": Fault(
+        "The stage clears the end of the masks that all roles share.",
+        "stage_inputs",
+        "changes the batch key 'loss_masks' in place",
+        stage="""
+        def stage(batch, args):
+            for mask in batch["loss_masks"]:
+                mask[3:] = 0
+            return sound.group_advantages(batch, args)
+        """,
+    ),
+    "siblings_vote_twice": Fault(
+        "The mean of a group is that of its samples.",
+        "siblings_in_stages",
+        "with each rollout cut into two samples before the stages",
+        stage="""
+        def stage(batch, args):
+            groups = {}
+            for reward, group, mask in zip(batch["rewards"], batch["group_indices"], batch["loss_masks"]):
+                if mask.any():
+                    groups.setdefault(group, []).append(reward)
+            batch["advantages"] = [
+                torch.full((len(mask),), reward - sum(groups[group]) / len(groups[group]) if mask.any() else 0.0)
+                for reward, group, mask in zip(batch["rewards"], batch["group_indices"], batch["loss_masks"])
+            ]
+            return {}
+        """,
+    ),
+    "loss_sets_a_seed": Fault(
+        "The loss seeds torch.",
+        "random_state",
+        "the loss changes the state of the global generator of torch",
+        loss="""
+        def per_token(self, log_probs, batch):
+            torch.manual_seed(0)
+            return super().per_token(log_probs, batch)
+        """,
+    ),
+    "stage_sets_a_seed": Fault(
+        "The stage seeds Python's generator.",
+        "random_state",
+        "the stages change the state of the global generator of Python's random",
+        stage="""
+        def stage(batch, args):
+            import random
+            random.seed(0)
+            return sound.group_advantages(batch, args)
+        """,
+    ),
+    "clipped_branch_alone": Fault(
+        "The clipped ratio stands on both sides.",
+        "clip_side",
+        "with ratio 0.5 and advantage 1, sample 0 is not trained",
+        loss="""
+        def per_token(self, log_probs, batch):
+            ratio = self.ratio(log_probs, batch)
+            return -ratio.clamp(0.8, 1.2) * self.advantages(log_probs, batch)
+        """,
+    ),
+    "smaller_of_the_branches": Fault(
+        "The surrogate is optimistic.",
+        "clip_side",
+        "with ratio 0.5 and advantage 1, sample 0 is not trained",
+        loss="""
+        def per_token(self, log_probs, batch):
+            ratio, advantages = self.ratio(log_probs, batch), self.advantages(log_probs, batch)
+            return torch.minimum(-ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages)
+        """,
+    ),
 }
 
 SHRUNK = ("mask_ignored", "mean_of_micro_batch_means", "whitening_per_micro_batch", "nan_from_exp")
@@ -169,7 +281,7 @@ def install(folder: Path, distribution: str, module: str, source: str) -> None:
 def report(
     tmp_path_factory: pytest.TempPathFactory, sound_source: str, make_source: Callable[..., str]
 ) -> tuple[int, dict[str, Any]]:
-    """Exit code and document of one `stacx check --all` over the ten plugins and a sound one."""
+    """Exit code and document of one `stacx check --all` over the plugins and a sound one."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sound.py").write_text(sound_source)
     install(folder, "sound-plugin", "planted_sound", make_source("sound", "planted_sound", "No fault."))

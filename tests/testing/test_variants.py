@@ -47,6 +47,7 @@ def test_each_switch_and_choice_that_is_taken() -> None:
         "--kind late with everything switched on",
         "--loss-aggregation token_mean",
         "--loss-aggregation seq_mean_token_sum",
+        "--rollout-temperature 0.5",
     ]
     together = found["everything switched on"]
     assert (together.weight, together.use_extra, together.limit, together.path) == (0.25, True, 2, None)

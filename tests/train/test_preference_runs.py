@@ -104,6 +104,16 @@ def test_the_first_loss_is_that_of_policy_and_reference(
     assert lines[0]["eval/loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
 
 
+def test_pairs_whose_gradient_cancels_pass_the_invariance_check(train: Any, tmp_path: Path) -> None:
+    data = tmp_path / "same.jsonl"
+    rows = [{"prompt": f"{a}+1=", "chosen": "1" * (1 + a % 3), "rejected": "1" * (1 + a % 3)} for a in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for dtype in ("fp32", "bf16"):
+        flags = ["--prompt-data", data, "--num-rollout", "1", "--check-loss-invariance", "--dtype", dtype]
+        done = train("dpo", *flags, output=dtype)
+        assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize(("kind", "roles"), [("sigmoid", ["policy", "ref"]), ("simpo", ["policy"])])
 def test_a_loss_without_reference_loads_none(
     host_args: Any, checkpoint: Path, pairs: Path, tmp_path: Path, kind: str, roles: list[str]

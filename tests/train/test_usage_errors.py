@@ -136,6 +136,16 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
         (["--tis-clip", "3"], "has no effect without --use-tis"),
         (["--max-turns", "3"], "--max-turns has no effect without --environment"),
         (["--eval-tasks", "3"], "--eval-tasks has no effect without --environment"),
+        (["--eval-interval", "2"], "--eval-interval has no effect without --eval-prompt-data or --eval-tasks; add it"),
+        (["--eval-limit", "2"], "--eval-limit has no effect without --eval-prompt-data"),
+        (["--eval-temperature", "1"], "--eval-temperature has no effect without --eval-prompt-data"),
+        (["--skip-eval-before-train"], "--skip-eval-before-train has no effect without --eval-prompt-data"),
+        (["--eval-rm-type", "exact"], "--eval-rm-type has no effect without --eval-prompt-data"),
+        (["--rm-load", "./reward"], "--rm-load has no effect without --rm-type model or --eval-rm-type model"),
+        (
+            ["--dynamic-sampling-filter", "reward_std", "--n-samples-per-prompt", "1"],
+            "reward_std keeps groups whose rewards differ, which a group of one never does",
+        ),
         (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: gspo, grpo, ppo"),
     ],
 )
@@ -154,4 +164,13 @@ def test_no_length_of_the_run(stacx: Any) -> None:
 def test_an_unusable_checkpoint_is_a_usage_error_too(stacx: Any) -> None:
     done = stacx(*COMPLETE)
     assert done.code == 2
+    assert "no folder './none'" in done.err
+
+
+def test_defaults_in_a_stored_configuration_are_no_demands(stacx: Any, tmp_path: Path) -> None:
+    stored = stacx(*COMPLETE, "--print-config").out
+    assert "eval_temperature = 0.0" in stored
+    assert "skip_eval_before_train = false" in stored
+    (tmp_path / "run.toml").write_text(stored)
+    done = stacx("train", "--config", tmp_path / "run.toml")
     assert "no folder './none'" in done.err

@@ -29,6 +29,12 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Knob -> the knobs one of which must be set for it to have an effect."""
 
+_OVERRULED_BY = {
+    "disable_grpo_std_normalization": "disable_rewards_normalization",
+    "group_of_one": "disable_rewards_normalization",
+}
+"""Knob -> the knob under which it has no effect."""
+
 
 def check_args(args: Args) -> None:
     """Refuse settings of the recipe that would be ignored or could train nothing; warn about odd ones.
@@ -39,6 +45,7 @@ def check_args(args: Args) -> None:
     for knob in _DECLARED:
         if knob.name in _NEEDS and knob.name in args:
             _check_has_effect(knob, args)
+    _check_overruled(args)
     _check_divergence(args)
     _check_mismatch(args)
     _check_groups(args)
@@ -47,10 +54,31 @@ def check_args(args: Args) -> None:
 
 def _check_has_effect(knob: Knob, args: Args) -> None:
     switches = [name for name in _NEEDS[knob.name] if name in args]
-    asked = getattr(args, knob.name) != knob.default and args.origin(knob.name) != "recipe default"
-    if asked and not any(getattr(args, name) for name in switches):
+    if _asked(knob, args) and not any(getattr(args, name) for name in switches):
         wanted = " or ".join(_flag(name) for name in switches)
         raise ConfigError(f"{knob.flag} has no effect without {wanted}; add it")
+
+
+def _check_overruled(args: Args) -> None:
+    """Refuse what another setting makes meaningless."""
+    asked = {knob.name for knob in _DECLARED if knob.name in args and _asked(knob, args)}
+    for name, ruler in _OVERRULED_BY.items():
+        if name in asked and args.get(ruler):
+            raise ConfigError(f"{_flag(name)} has no effect with {_flag(ruler)}; keep one of the two")
+    if "truncated_in_group_stats" in asked and args.mask_truncated:
+        raise ConfigError(
+            "--no-truncated-in-group-stats has no effect with --mask-truncated, under which cut responses never vote; "
+            "keep one of the two"
+        )
+    if "tis_clip" in asked and not args.use_tis and args.rs_upper_bound is not None:
+        raise ConfigError(
+            "--tis-clip has no effect on --use-rs with an --rs-upper-bound of its own; drop it, or add --use-tis"
+        )
+
+
+def _asked(knob: Knob, args: Args) -> bool:
+    """Whether the user set another value than the default, which a stored configuration holds too."""
+    return getattr(args, knob.name) != knob.default and args.origin(knob.name) != "recipe default"
 
 
 def _flag(name: str) -> str:

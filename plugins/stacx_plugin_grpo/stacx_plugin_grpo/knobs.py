@@ -19,8 +19,9 @@ DUAL_CLIP = (
 REGULARIZERS = (
     Knob("use_kl_loss", bool, False, "Add the divergence from --ref-load to the loss.", "grpo"),
     Knob("kl_loss_coef", float, 0.0, "Weight of that divergence.", "grpo", minimum=0),
-    Knob("kl_loss_type", str, None, "Estimator of the divergence; unset takes k1 in the reward and low_var_kl, which "
-         "is k3 with clamps, in the loss.", "grpo", choices=("k1", "k2", "k3", "low_var_kl")),
+    Knob("kl_loss_type", str, None, "Estimator of the divergence; unset takes k1 in the reward, and in the loss "
+         "low_var_kl, which is k3 with clamps (k2 for reinforce_pp_baseline).", "grpo",
+         choices=("k1", "k2", "k3", "low_var_kl")),
     Knob("use_unbiased_kl", bool, False, "Multiply the estimator by the importance ratio, so that its gradient is "
          "that of the reverse KL.", "grpo"),
     Knob("entropy_coef", float, 0.0, "Weight of the entropy bonus.", "grpo"),

@@ -111,6 +111,14 @@ def test_worked_values_of_the_kl_term(arguments: Any, kind: str, unbiased: bool,
     assert loss.item() == pytest.approx(-0.259058 + expected, abs=4e-6)
 
 
+def test_reinforce_pp_baseline_takes_k2_in_the_loss_unless_told(arguments: Any) -> None:
+    given = {"use_kl_loss": True, "kl_loss_coef": 1.0, "eps_clip_high": 0.28}
+    for more, expected in (({}, 0.01375), ({"kl_loss_type": "low_var_kl"}, 0.014105)):
+        args = arguments("reinforce_pp_baseline", **given, **more)
+        _, metrics, _ = run(args, *two_samples(ref_log_probs=REF), [0, 1])
+        assert metrics["kl_loss"].item() == pytest.approx(expected, abs=2e-6)
+
+
 def test_a_flat_group_still_feels_the_kl_term(arguments: Any) -> None:
     """One token with log-prob -1 against -1.5 and advantage 0: only 0.1 times k3 is left."""
     logits, batch = two_samples(advantages=[[0.0] * 3, [0.0] * 4], ref_log_probs=[[-1.0, -1.7, -0.8], REF[1]])

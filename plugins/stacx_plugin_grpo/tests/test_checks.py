@@ -55,6 +55,13 @@ def test_the_preset_of_dapo_wants_room_for_its_penalty(check: Any) -> None:
         ({"overlong_cache": 256}, "a fifth of it is usual: --overlong-cache 51"),
         ({"n_samples_per_prompt": 1}, "every advantage would be 0"),
         ({"n_samples_per_prompt": 1, "group_of_one": "error"}, "groups of one"),
+        (
+            {"disable_rewards_normalization": True, "disable_grpo_std_normalization": True},
+            "--disable-grpo-std-normalization has no effect with --disable-rewards-normalization",
+        ),
+        ({"disable_rewards_normalization": True, "group_of_one": "raw"}, "--group-of-one has no effect with"),
+        ({"mask_truncated": True, "truncated_in_group_stats": False}, "has no effect with --mask-truncated"),
+        ({"use_rs": True, "rs_upper_bound": 4.0, "tis_clip": 3.0}, "--tis-clip has no effect on --use-rs with"),
     ],
 )
 def test_refused_combinations(check: Any, values: dict[str, Any], message: str) -> None:
@@ -88,6 +95,8 @@ def test_refusals_of_one_recipe(check: Any, recipe: str, values: dict[str, Any],
         ("grpo", KL),
         ("grpo", {**KL, "kl_loss_type": "k1", "use_unbiased_kl": True}),
         ("grpo", {"use_rs": True, "tis_clip": 5.0}),
+        ("grpo", {"use_rs": True, "use_tis": True, "tis_clip": 5.0, "rs_upper_bound": 4.0}),
+        ("reinforce_pp_baseline", {"kl_coef": 0.1, "ref_load": "reference"}),
         ("grpo", {"use_tis": True, "use_rs": True, "rs_level": "geometric", "rs_veto_threshold": 1e-4}),
         ("grpo", {"overlong_cache": 50, "overlong_factor": 0.5}),
         ("reinforce_pp", {"kl_coef": 0.1, "ref_load": "reference"}),

@@ -20,7 +20,7 @@ ACTORS = {
     "gspo": "GspoActor",
     "ppo": "ActorSpecialization",
     "reinforce_pp": "ActorSpecialization",
-    "reinforce_pp_baseline": "ActorSpecialization",
+    "reinforce_pp_baseline": "ReinforceBaselineActor",
     "rloo": "ActorSpecialization",
 }
 
@@ -68,7 +68,7 @@ def test_an_estimator_stands_for_its_recipe(estimator: str, name: str) -> None:
         ("cispo", {"eps_clip": 1.0, "eps_clip_high": 0.28, "n_samples_per_prompt": 8}),
         ("rloo", {"n_samples_per_prompt": 8}),
         ("reinforce_pp", {"normalize_advantages": True, "n_samples_per_prompt": 1}),
-        ("reinforce_pp_baseline", {"normalize_advantages": True, "kl_loss_type": "k2", "n_samples_per_prompt": 8}),
+        ("reinforce_pp_baseline", {"normalize_advantages": True, "n_samples_per_prompt": 8}),
         ("ppo", {"n_samples_per_prompt": 1}),
         (
             "dapo",

@@ -17,4 +17,6 @@ def test_show_recipe_explains_the_stages_of_ppo_in_order_without_torch() -> None
     order = [shown.index(f"policy: stacx_plugin_grpo.{stage}\n   ") for stage in STAGES]
     assert order == sorted(order)
     assert "Write ``advantages`` and ``returns``" in shown
+    assert "always (sent to critic)" in shown
+    assert "SampledRollout, delivers tokens, rewards, rollout_log_probs" in shown
     assert "loss of a step = 1/G * sum_i sum_t x m / max(D_i, 1)" in shown

@@ -57,12 +57,13 @@ def test_the_penalty_comes_before_the_statistics_of_the_group(whole_batch: Any, 
     assert [a[0].item() for a in batch["advantages"]] == [1.0, -1.0]
 
 
-def test_the_divergence_in_the_reward_is_k1_unless_told(whole_batch: Any, arguments: Any) -> None:
+@pytest.mark.parametrize("recipe", ["reinforce_pp", "reinforce_pp_baseline", "ppo"])
+def test_the_divergence_in_the_reward_is_k1_unless_told(whole_batch: Any, arguments: Any, recipe: str) -> None:
     batch = whole_batch([0.0, 0.0], [[1, 1, 1], [1, 0, 1, 1]], log_probs=OLD, ref_log_probs=REF)
-    metrics = reward_kl(batch, arguments("reinforce_pp", kl_coef=0.1))
+    metrics = reward_kl(batch, arguments(recipe, kl_coef=0.1))
     assert batch["kl"][0].tolist() == pytest.approx([-0.05, 0.1, 0.05], abs=2e-6)
     assert metrics["reward_kl_mean"] == pytest.approx((-0.05 + 0.1 + 0.05 + 0.2 - 0.2 - 0.15) / 6, abs=2e-6)
-    reward_kl(batch, arguments("reinforce_pp", kl_coef=0.1, kl_loss_type="k2"))
+    reward_kl(batch, arguments(recipe, kl_coef=0.1, kl_loss_type="k2"))
     assert batch["kl"][0].tolist() == pytest.approx([0.00125, 0.005, 0.00125], abs=2e-6)
 
 

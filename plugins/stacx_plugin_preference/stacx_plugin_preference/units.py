@@ -103,13 +103,21 @@ def with_mismatched(samples: Sequence[Sample], source: str, limit: int | None) -
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     if len(numbers) < 2:
         raise DataError(f"{source}: kto measures its baseline across prompts, but all rows have the same prompt")
-    same = [numbers[prompt] for prompt in prompts]
-    units: list[Unit] = []
-    for place, sample in enumerate(samples):
-        following = (other % len(samples) for other in range(place + 1, place + len(samples)))
-        other = next(other for other in following if same[other] != same[place])
-        units.append((sample, _mismatched(sample, samples[other], limit)))
-    return units
+    partners = _next_different([numbers[prompt] for prompt in prompts])
+    return [
+        (sample, _mismatched(sample, samples[other], limit)) for sample, other in zip(samples, partners, strict=True)
+    ]
+
+
+def _next_different(values: Sequence[int]) -> list[int]:
+    """For each place of a ring the next place with another value; at least two values differ."""
+    count = len(values)
+    found = [0] * count
+    # Twice around: the last places learn from the first ones, which the first time around did not know yet.
+    for place in reversed(range(2 * count - 1)):
+        here, after = place % count, (place + 1) % count
+        found[here] = after if values[here] != values[after] else found[after]
+    return found
 
 
 def _mismatched(sample: Sample, other: Sample, limit: int | None) -> Sample:

@@ -10,6 +10,7 @@ import pytest
 from stacx_core import Args, ConfigError, DataError, Sample
 from stacx_plugin_preference.kto import MISMATCHED
 from stacx_plugin_preference.pairs import PairRollout
+from stacx_plugin_preference.units import with_mismatched
 
 WORDS = ["[UNK]", "</s>", "<|end|>", "user:", "assistant:", *"abcdefgh"]
 CHAT = (
@@ -181,3 +182,13 @@ def test_a_mismatched_response_keeps_to_the_limit(roll_in: Any) -> None:
 def test_kto_needs_two_prompts(roll_in: Any) -> None:
     with pytest.raises(DataError, match="all rows have the same prompt"):
         roll_in(pair("a"), pair("a", "e", "f"), dpo_loss_type="kto")
+
+
+def test_the_twin_answers_the_next_other_prompt_of_the_ring() -> None:
+    """Prompts a a b a a: the last two go round to b again."""
+    samples = [
+        Sample(tokens=[prompt, response], response_length=1, prompt="")
+        for prompt, response in zip([A, A, B, A, A], [C, D, E, F, G], strict=True)
+    ]
+    twins = [unit[1].tokens for unit in with_mismatched(samples, "made", None)]
+    assert twins == [[A, E], [A, E], [B, F], [A, E], [A, E]]

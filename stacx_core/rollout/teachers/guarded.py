@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ class GuardedTeacher:
         self.teacher = teacher
         self.args = args
         self.timeout = timeout
-        self.vocabulary = vocabulary_size(args.hf_checkpoint)
+        self.vocabulary = vocabulary_size(args.hf_checkpoint) or sys.maxsize
         self._counts: Counter[str] = Counter()
 
     @property

@@ -7,11 +7,14 @@ from stacx_core.testing.checks import (
     structure as structure,
     keys as keys,
     values as values,
+    side_effects as side_effects,
     masking as masking,
+    targets as targets,
     invariance as invariance,
     edges as edges,
     extremes as extremes,
     metrics as metrics,
     credit as credit,
+    direction as direction,
 )
 # isort: on

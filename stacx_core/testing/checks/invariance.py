@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from stacx_core.data.batch import RESPONSE_KEYS, Batch, select
 from stacx_core.testing.ranks import Job
-from stacx_core.testing.results import NotApplicable, Wrong, check
-from stacx_core.testing.trial import Trial, during, require_same, require_same_gradients
+from stacx_core.testing.results import NotApplicable, check
+from stacx_core.testing.rows import Row
+from stacx_core.testing.subject import Outcome
+from stacx_core.testing.trial import Trial, during, require_same
 
 SIZES = (1, 2, 3)
 BUDGETS = (9, 16)
@@ -80,17 +83,38 @@ def siblings(trial: Trial) -> None:
         end = whole["total_lengths"][position] - whole["response_lengths"][position] + cut
         pieces += [_piece(whole, position, 0, cut, first), _piece(whole, position, cut, None, second)]
         outputs[first], outputs[second] = outputs[index][:end], outputs.pop(index)
-    found = trial.subject.step(_joined(pieces), outputs)
-    change = "with each rollout cut into two samples"
+    _require_whole(trial, trial.subject.step(_joined(pieces), outputs), "with each rollout cut into two samples")
+
+
+@check("defaults", waivable=True)
+def siblings_in_stages(trial: Trial) -> None:
+    """Cutting a rollout into two samples before the stages run changes neither the loss nor any token's gradient.
+
+    Finds: estimators in which a rollout of two samples votes twice.
+    """
+    if not trial.subject.role.prepare:
+        raise NotApplicable("the role has no stages")
+    if "pair_ids" in trial.prepared:
+        raise NotApplicable("a preference pair is compared as a whole")
+    pieces: list[Row] = []
+    for row in trial.rows:
+        cut = row.sample.response_length // 2
+        pieces += [row] if cut == 0 else row.cut(cut, _halves(row.index))
+    change = "with each rollout cut into two samples before the stages"
+    with during(change):
+        found = trial.run(pieces)
+    _require_whole(trial, found, change)
+
+
+def _require_whole(trial: Trial, found: Outcome, change: str) -> None:
+    """Raise `Wrong` unless the two samples of each cut one have its gradient between them."""
     gradients = dict(found.gradients)
     for index in trial.outputs:
         first, second = _halves(index)
         if first in gradients:
             gradients[index] = gradients[second].clone()
             gradients[index][: len(gradients[first])] += gradients[first]
-    if abs(found.loss - trial.outcome.loss) > 1e-6 * abs(trial.outcome.loss) + 1e-12:
-        raise Wrong(f"the loss is {found.loss:.6g} {change}, and {trial.outcome.loss:.6g} without that")
-    require_same_gradients(gradients, trial.outcome.gradients, change)
+    require_same(replace(found, gradients=gradients), trial.outcome, change, metrics=False)
 
 
 def _halves(index: int) -> tuple[int, int]:

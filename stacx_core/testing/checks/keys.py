@@ -12,6 +12,7 @@ from stacx_core.errors import StacxError
 from stacx_core.testing.results import NO_LOSS, NotApplicable, Wrong, check
 from stacx_core.testing.subject import Probe, Returned, Subject
 from stacx_core.testing.trial import Trial
+from stacx_core.trainer.stages import stage_name
 
 ALWAYS_THERE = {name for name, key in BATCH_KEYS.items() if key.producer in ("conversion", "packing")} | {
     "metadata",
@@ -65,7 +66,7 @@ def batch_keys(trial: Trial) -> None:
     batch = subject.batch(trial.rows)
     for stage in subject.role.prepare:
         recording = RecordingBatch(batch)
-        name = stage if isinstance(stage, str) else stage.__qualname__
+        name = stage_name(stage)
         try:
             resolve_object(stage)(recording, subject.args)
         except KeyError as error:

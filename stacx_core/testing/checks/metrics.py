@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stacx_core.errors import RecipeError
 from stacx_core.testing.results import NO_LOSS, NotApplicable, Wrong, check
 from stacx_core.testing.subject import Probe, Returned
 from stacx_core.testing.trial import Trial, close, show
@@ -38,13 +39,13 @@ def _require_metric(name: object, value: object) -> None:
 
 @check("every", applies_to_failing=True)
 def metrics(trial: Trial) -> None:
-    """Metrics are named by strings, detached, finite, and 0-d or `[2]`.
+    """Metrics are named by strings, detached, finite, and 0-d or `[2]`; those of a stage are finite Python numbers.
 
-    Finds: metrics that keep the graph alive, Python numbers, per-token vectors.
+    Finds: metrics that keep the graph alive, Python numbers, per-token vectors, stages that return nothing.
     """
     try:
         trial.subject.step(trial.prepared, trial.outputs, probe=MetricsProbe())
-    except Wrong:
+    except (Wrong, RecipeError):
         raise
     except Exception as error:
         raise NotApplicable(NO_LOSS) from error

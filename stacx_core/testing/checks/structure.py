@@ -3,42 +3,59 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 
 from stacx_core.config import PARALLELISMS, TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.specialization.base import Specialization
-from stacx_core.testing.results import Wrong, check
+from stacx_core.testing.results import CHECKS, Wrong, check
 from stacx_core.testing.trial import Trial
-from stacx_core.testing.variants import default_variant
+from stacx_core.testing.variants import explore
 from stacx_core.trainer.plan import check_supported
 
 
 @check("recipe", applies_to_failing=True)
 def default_arguments(trial: Trial) -> None:
-    """The recipe accepts its own defaults, once what it requires is given.
+    """The recipe accepts its own defaults, once what it requires is given, and refuses others by a `ConfigError` alone.
 
-    Finds: presets that `check_args` refuses, knobs that must be given and are not in `requires`.
+    Finds: presets that `check_args` refuses, knobs that must be given and are not in `requires`, a `check_args` that
+    crashes or exits.
     """
-    default_variant(trial.subject.config)
+    _, crashes = explore(trial.subject.config)
+    if crashes:
+        raise Wrong(str(crashes[0]))
 
 
 @check("recipe", applies_to_failing=True)
 def structure(trial: Trial) -> None:
-    """Every object reference of the recipe resolves, and each role's specialization can be built.
+    """Every object reference of the recipe resolves, each role's specialization can be built, and it waives only what
+    can be waived.
 
-    Finds: misspelt references, classes that are no specializations, constructors that want more than arguments.
+    Finds: misspelt references, classes that are no specializations, constructors that want more than arguments,
+    misspelt checks in `waives`.
     """
     config = trial.subject.config
     for role in config.roles:
         made = _resolved(config, f"role {role.name!r}: specialization_cls", role.specialization_cls)
         if not (isinstance(made, type) and issubclass(made, Specialization)):
             raise Wrong(f"role {role.name!r}: specialization_cls is {made!r}, no subclass of Specialization")
-        made(trial.subject.args)
+        _require_waivers(role.name, made(trial.subject.args).waives())
         for stage in role.prepare:
             if not callable(_resolved(config, f"role {role.name!r}: prepare", stage)):
                 raise Wrong(f"role {role.name!r}: the stage {stage!r} cannot be called")
     _resolved(config, "rollout", config.rollout)
     _resolved(config, "check_args", config.check_args)
+
+
+def _require_waivers(role: str, waived: object) -> None:
+    waivable = [name for name, known in CHECKS.items() if known.waivable]
+    if not isinstance(waived, Mapping):
+        raise Wrong(f"role {role!r}: waives() returns {type(waived).__name__}; return a dictionary of check and reason")
+    for name, reason in waived.items():
+        if name not in waivable:
+            raise Wrong(f"role {role!r}: waives() names {name!r}; what can be waived is {', '.join(waivable)}")
+        if not (isinstance(reason, str) and reason):
+            raise Wrong(f"role {role!r}: waives() gives {reason!r} as the reason for {name!r}; say it in words")
 
 
 def _resolved(config: TrainingConfig, where: str, reference: object) -> object:

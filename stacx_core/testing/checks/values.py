@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stacx_core.testing.results import Wrong, check
+from stacx_core.testing.snapshots import equal, snapshot
 from stacx_core.testing.subject import Probe, Returned
 from stacx_core.testing.trial import Trial, require_same, show
 
@@ -97,31 +98,17 @@ class ComparingProbe(Probe):
     def compute_loss(self, **inputs: Any) -> Returned:
         """Call the hook between two looks at the batch and the output."""
         batch = inputs["batch"]
-        before = {key: _snapshot(value) for key, value in batch.items()}
+        before = {key: snapshot(value) for key, value in batch.items()}
         output = inputs["model_output"].detach().clone()
         result = super().compute_loss(**inputs)
         for key in before.keys() | batch.keys():
             if key not in batch or key not in before:
                 raise Wrong(f"compute_loss {'adds' if key in batch else 'removes'} the batch key {key!r}")
-            if not _equal(before[key], batch[key]):
+            if not equal(before[key], batch[key]):
                 raise Wrong(f"compute_loss changes the batch key {key!r} in place; work on a copy")
         if not torch.equal(output, inputs["model_output"].detach()):
             raise Wrong("compute_loss changes the model's output in place; work on a copy")
         return result
-
-
-def _snapshot(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_snapshot(item) for item in value]
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _equal(before: Any, after: Any) -> bool:
-    if isinstance(before, list):
-        return len(before) == len(after) and all(map(_equal, before, after))
-    if isinstance(before, Tensor):
-        return before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num())
-    return bool(before == after) or before != before
 
 
 @check("every")

@@ -21,7 +21,8 @@ def reinforce_pp_baseline() -> TrainingConfig:
         "REINFORCE++ with the mean of the group as baseline: advantages whitened over the batch",
         estimator=f"{__name__}:centred_advantages",
         knobs=(*knobs.POLICY, *knobs.GROUPS, *knobs.KL_REWARD),
-        defaults={"normalize_advantages": True, "kl_loss_type": "k2"},
+        actor="stacx_plugin_grpo.specialization:ReinforceBaselineActor",
+        defaults={"normalize_advantages": True},
         check_args=check_args,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,9 @@ class ActorSpecialization(CausalDecoderSpecialization):
     - ``KL`` is ``kl_estimate(s, r)``, under ``--use-unbiased-kl`` times ``exp(s - o)``.
     - ``H`` is the entropy of the full distribution at the sampling temperature.
     """
+
+    kl_loss_type: ClassVar[str] = "low_var_kl"
+    """Estimator of the KL in the loss while ``--kl-loss-type`` is unset."""
 
     def compute_loss(self, model_output: Tensor, batch: Batch, reducer: Reducer) -> Terms:
         """The loss of one micro-batch and its metrics; see the base class for shapes.
@@ -130,7 +135,7 @@ class ActorSpecialization(CausalDecoderSpecialization):
         """Per-token divergence ``[N]`` from the reference."""
         reference = self.flat(batch, "ref_log_probs")
         sampled_from = old if self.args.use_unbiased_kl else None
-        return kl_estimate(log_probs, reference, self.args.get("kl_loss_type", "low_var_kl"), sampled_from)
+        return kl_estimate(log_probs, reference, self.args.get("kl_loss_type", self.kl_loss_type), sampled_from)
 
     def _sequences(self, batch: Batch) -> Tensor:
         """0-d fp64: how many sequences have a trained token."""
@@ -164,6 +169,12 @@ class CispoActor(ActorSpecialization):
         advantages = self.flat(batch, "advantages")
         loss, clipped = cispo_loss(log_probs, old, advantages, self.args.eps_clip, self.args.eps_clip_high)
         return loss, {"cispo_clipfrac": self.mean_pair(clipped, batch)}
+
+
+class ReinforceBaselineActor(ActorSpecialization):
+    """REINFORCE++-baseline (Hu et al. 2025): the actor with another estimator of the KL in the loss."""
+
+    kl_loss_type = "k2"
 
 
 def _shape(batch: Batch) -> tuple[list[int], list[Tensor]]:

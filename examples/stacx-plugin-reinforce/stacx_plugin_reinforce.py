@@ -49,8 +49,9 @@ def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
     """Add `advantages`, per sample [R] float32, from the rewards of the whole batch, before it is split."""
     import torch
 
-    rewards = [reward for reward, removed in zip(batch["rewards"], batch["removed"], strict=True) if not removed]
-    mean = sum(rewards) / max(len(rewards), 1)
+    columns = zip(batch["rollout_ids"], batch["rewards"], batch["removed"], strict=True)
+    rewards = {rollout: reward for rollout, reward, removed in columns if not removed}
+    mean = sum(rewards.values()) / max(len(rewards), 1)
     baseline = mean if args.reinforce_baseline == "batch_mean" else 0.0
     batch["advantages"] = [
         torch.full((length,), reward - baseline)

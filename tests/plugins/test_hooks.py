@@ -66,8 +66,10 @@ def test_the_loss_of_a_plugin_comes_before_the_hosts(site: Any, options: Any, bo
 def test_a_plugin_may_add_syncs(site: Any) -> None:
     site.add(
         "stacx-syncs",
-        "from stacx_core import hookimpl\n@hookimpl\ndef build_syncs(config):\n    return [config]",
+        "from stacx_core import hookimpl\n@hookimpl\ndef build_syncs(config):\n    return [config.name]",
     )
-    call = "plugin_host().hook.build_syncs(config=7, args=None)"
-    program = f"from stacx_core.plugins import plugin_host\nprint({call})"
-    assert site.python("-c", program).out.strip() == "[[7]]"
+    program = (
+        "from stacx_core.plugins import plugin_host\nhost = plugin_host()\n"
+        "print(host.hook.build_syncs(config=host.find('sft').config, args=None, roles={}))"
+    )
+    assert site.python("-c", program).out.strip() == "[['sft'], []]"

@@ -26,11 +26,17 @@ class TestReinforce(RecipeConformance):
 
 @pytest.mark.parametrize(("baseline", "expected"), [("batch_mean", [-0.5, 0.5]), ("none", [0.0, 1.0])])
 def test_advantages_are_taken_over_the_whole_batch(baseline: str, expected: list[float]) -> None:
-    batch: dict[str, Any] = {"rewards": [0.0, 1.0, float("nan")], "removed": [0, 0, 1], "response_lengths": [2, 1, 1]}
+    """The first two samples are parts of one rollout, which counts once; the last one was removed."""
+    batch: dict[str, Any] = {
+        "rewards": [0.0, 0.0, 1.0, float("nan")],
+        "rollout_ids": [4, 4, 5, 6],
+        "removed": [0, 0, 0, 1],
+        "response_lengths": [2, 1, 1, 1],
+    }
     metrics = compute_advantages(batch, Args.of(reinforce_baseline=baseline))
     assert metrics == {"reward_mean": 0.5}
     assert batch["advantages"][0].tolist() == [expected[0]] * 2
-    assert batch["advantages"][1].tolist() == [expected[1]]
+    assert batch["advantages"][2].tolist() == [expected[1]]
 
 
 def test_the_loss_of_uniform_logits() -> None:

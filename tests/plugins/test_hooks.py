@@ -70,6 +70,7 @@ def test_a_plugin_may_add_syncs(site: Any) -> None:
     )
     program = (
         "from stacx_core.plugins import plugin_host\nhost = plugin_host()\n"
-        "print([names for names in host.hook.build_syncs(config=host.find('sft').config, args=None, roles={}) if names])"
+        "added = host.hook.build_syncs(config=host.find('sft').config, args=None, roles={})\n"
+        "print([names for names in added if names])"
     )
     assert site.python("-c", program).out.strip() == "[['sft']]"

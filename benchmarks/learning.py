@@ -84,12 +84,16 @@ ARMS: dict[str, Arm] = {
     ),
     "reward_model": Arm(
         "reward_model",
-        (*PAIRS, "--rollout-batch-size", "128", "--num-rollout", "800", "--lr", "3e-4", "--lr-warmup-iters", "50"),
+        (*PAIRS, "--rollout-batch-size", "256", "--num-rollout", "1500", "--lr", "5e-4", "--lr-warmup-iters", "50"),
         metric="eval/accuracy",
     ),
     "grpo on the reward model": Arm(
         "grpo",
-        (*ONLINE, "--rm-type", "model", "--rm-load", "{reward_model}/reward", "--eval-rm-type", "exact"),
+        (
+            *(*ONLINE, "--rm-type", "model", "--rm-load", "{reward_model}/reward", "--eval-rm-type", "exact"),
+            *("--lr", "1e-4", "--lr-warmup-iters", "20", "--lr-decay-style", "constant", "--num-rollout", "300"),
+            "--disable-grpo-std-normalization",
+        ),
         after=("reward_model",),
     ),
 }

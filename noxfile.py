@@ -28,6 +28,8 @@ nox.options.sessions = CI_SESSIONS
 
 RECIPES = {
     "stacx-core": ["sft"],
+    "stacx-plugin-dagger": ["mixture_aggrevate_opd", "mixture_dagger_opd", "online_dagger"],
+    "stacx-plugin-distill": ["opd", "self_distill"],
     "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
@@ -89,9 +91,10 @@ HOST = Package(
         "tests/parity",
         "tests/train",
         "tests/trainer/test_invariance.py",
+        "tests/trainer/test_mixed_loss_dagger.py",
         "tests/trainer/test_resume.py",
     ),
-    extras=("data", "reasoning-gym", "wandb"),
+    extras=("data", "reasoning-gym", "textarena", "wandb"),
 )
 OTHERS = [
     read(path) for pattern in ("plugins", "examples") for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from stacx_core.config import DataSync, ModelRole, TrainingConfig
     from stacx_core.data.batch import Batch
     from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
-    from stacx_core.data.rendering import sft_sample
-    from stacx_core.data.sample import Message, Sample, SampleStatus
+    from stacx_core.data.rendering import render_prompt, sft_sample
+    from stacx_core.data.sample import STUDENT, TEACHER, Message, Sample, SampleStatus
     from stacx_core.data.sources import read_records
     from stacx_core.errors import (
         BatchError,
         CheckpointError,
         ConfigError,
         DataError,
+        EpisodeError,
         ExitCode,
         ModelError,
         NonFiniteError,
@@ -30,30 +31,43 @@ if TYPE_CHECKING:
         RecipeError,
         RewardError,
         StacxError,
+        TeacherError,
         UnknownRecipeError,
         nearest,
     )
-    from stacx_core.hookspecs import API_VERSION, hookimpl
+    from stacx_core.hookspecs import API_VERSION, RoleHandle, SyncChannel, hookimpl
     from stacx_core.knobs import Args, Knob
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
-    from stacx_core.rollout.engine import RolloutEngine
-    from stacx_core.rollout.protocol import Rollout
-    from stacx_core.rollout.sampled import sequence_limit
+    from stacx_core.rollout.dataset import DatasetRollout
+    from stacx_core.rollout.engine import RolloutEngine, SamplingParams
+    from stacx_core.rollout.environment import Environment, Step, load_environment
+    from stacx_core.rollout.episode_metrics import episode_metrics
+    from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
+    from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
+    from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Turn
+    from stacx_core.rollout.playground import playground
+    from stacx_core.rollout.protocol import RollIn, Rollout
+    from stacx_core.rollout.sampled import SampledRollout, sequence_limit
+    from stacx_core.rollout.scored import TeacherScoredRollout
+    from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
+    from stacx_core.rollout.teachers.loading import load_teacher
+    from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
     "stacx_core.data.batch": ("Batch",),
     "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
-    "stacx_core.data.rendering": ("sft_sample",),
-    "stacx_core.data.sample": ("Message", "Sample", "SampleStatus"),
+    "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
+    "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
     "stacx_core.data.sources": ("read_records",),
     "stacx_core.errors": (
         "BatchError",
         "CheckpointError",
         "ConfigError",
         "DataError",
+        "EpisodeError",
         "ExitCode",
         "ModelError",
         "NonFiniteError",
@@ -61,22 +75,36 @@ _HOME = {
         "RecipeError",
         "RewardError",
         "StacxError",
+        "TeacherError",
         "UnknownRecipeError",
         "nearest",
     ),
-    "stacx_core.hookspecs": ("API_VERSION", "hookimpl"),
+    "stacx_core.hookspecs": ("API_VERSION", "RoleHandle", "SyncChannel", "hookimpl"),
     "stacx_core.knobs": ("Args", "Knob"),
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
-    "stacx_core.rollout.engine": ("RolloutEngine",),
-    "stacx_core.rollout.protocol": ("Rollout",),
-    "stacx_core.rollout.sampled": ("sequence_limit",),
+    "stacx_core.rollout.dataset": ("DatasetRollout",),
+    "stacx_core.rollout.engine": ("RolloutEngine", "SamplingParams"),
+    "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
+    "stacx_core.rollout.episode_metrics": ("episode_metrics",),
+    "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
+    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
+    "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Executor", "Turn"),
+    "stacx_core.rollout.playground": ("playground",),
+    "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
+    "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
+    "stacx_core.rollout.scored": ("TeacherScoredRollout",),
+    "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
+    "stacx_core.rollout.teachers.loading": ("load_teacher",),
+    "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "API_VERSION",
+    "STUDENT",
+    "TEACHER",
     "TRAINING_CONFIGS",
     "Args",
     "Batch",
@@ -86,6 +114,14 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DataSync",
+    "DatasetRollout",
+    "Environment",
+    "Episode",
+    "EpisodeError",
+    "EpisodeRollout",
+    "EpisodeRunner",
+    "EpisodeTask",
+    "Executor",
     "ExitCode",
     "Knob",
     "Message",
@@ -97,24 +133,49 @@ __all__ = [
     "PromptStream",
     "RecipeError",
     "RewardError",
+    "RoleHandle",
+    "RollIn",
     "Rollout",
     "RolloutEngine",
     "Sample",
     "SampleStatus",
+    "SampledRollout",
+    "SamplingParams",
     "ScalarHeadSpecialization",
     "Specialization",
     "StacxError",
+    "Step",
+    "SyncChannel",
+    "TaskStream",
+    "Teacher",
+    "TeacherAction",
+    "TeacherError",
+    "TeacherScore",
+    "TeacherScoredRollout",
+    "TeacherTurn",
     "TrainingConfig",
+    "Turn",
     "UnknownRecipeError",
+    "episode_metrics",
+    "episode_runner",
+    "grouped_samples",
+    "held_out_tasks",
     "hookimpl",
     "infer_algorithm",
+    "load_environment",
+    "load_teacher",
     "nearest",
     "parse_prompt",
+    "playground",
     "read_records",
     "recipe",
+    "render_prompt",
+    "sampled_or_played",
     "sequence_limit",
     "sft_sample",
+    "student_only",
     "sum_of_sample_mean",
+    "training_task",
 ]
 
 

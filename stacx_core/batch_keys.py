@@ -42,6 +42,7 @@ _KEYS = (
     BatchKey("raw_reward", "float", "reward", "what the verifier returned, before any shaping"),
     BatchKey("rewards", "float", "reward", "the reward the advantages are computed from"),
     BatchKey("tokens", "[L] int64", "conversion", "prompt and response; packed into [1, T] per micro-batch"),
+    BatchKey("teacher_tokens", "[L'] int64", "conversion", "the response behind the prompt a teacher role sees"),
     BatchKey("total_lengths", "int", "conversion", "L, tokens of prompt and response"),
     BatchKey("response_lengths", "int", "conversion", "R, tokens of the response"),
     BatchKey("loss_masks", "[R] int32", "conversion", "1 where the token is trained on, 0 elsewhere"),

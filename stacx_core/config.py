@@ -75,6 +75,9 @@ class ModelRole:
             references to them. They add keys such as `advantages` to the batch in place.
         overrides: host knob -> knob of the recipe that this role uses in its place when it is set, as in
             {"lr": "critic_lr"}.
+        stateful: True for a model that is not trained but whose weights change all the same, by a channel of
+            `build_syncs`; it is kept in checkpoints, and in fp32 whatever the precision of the run.
+        tokens_key: batch key of the sequences the role's forward passes read; each ends in the sample's response.
         frozen_for: name of a whole-number knob; the role is not trained in that many first rollouts.
     """
 
@@ -89,6 +92,8 @@ class ModelRole:
     prepare: tuple[str | Callable[[dict[str, Any], Args], dict[str, float]], ...] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)
     frozen_for: str | None = None
+    stateful: bool = False
+    tokens_key: str = "tokens"
 
     def __post_init__(self) -> None:
         _freeze(self, "reads", "prepare", "overrides")

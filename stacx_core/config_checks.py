@@ -75,7 +75,7 @@ def _roles(config: TrainingConfig) -> Iterator[Problem]:
 def _role_fields(role: ModelRole) -> Iterator[Problem]:
     if not isinstance(role.specialization_cls, type) and not _is_reference(role.specialization_cls):
         yield "specialization_cls", role.specialization_cls, "it must be a class or 'package.module:Class'"
-    for where in ("sync_to_rollout", "trainable"):
+    for where in ("sync_to_rollout", "trainable", "stateful"):
         if not isinstance(getattr(role, where), bool):
             yield where, getattr(role, where), "it must be True or False"
     if role.load_arg is not None and not _is_identifier(role.load_arg):
@@ -92,6 +92,10 @@ def _role_fields(role: ModelRole) -> Iterator[Problem]:
         yield "prepare", role.prepare, "it must be a tuple of functions or object references to them"
     if not isinstance(role.overrides, FrozenMapping) or not all(map(_is_identifier, role.overrides.values())):
         yield "overrides", role.overrides, "it must map host knobs to knobs, as in {'lr': 'critic_lr'}"
+    if role.stateful and role.trainable:
+        yield "stateful", True, "a trained role is kept in checkpoints anyway: leave it out, or set trainable=False"
+    if role.tokens_key not in BATCH_KEYS or not BATCH_KEYS[role.tokens_key].element.startswith("[L"):
+        yield "tokens_key", role.tokens_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"
     if role.frozen_for is not None and not _is_identifier(role.frozen_for):
         yield "frozen_for", role.frozen_for, "it must be the name of a knob, as in 'num_critic_only_steps'"
 

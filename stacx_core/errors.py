@@ -75,6 +75,18 @@ class RewardError(StacxError, RuntimeError):
     """A reward function that failed or returned what is no reward."""
 
 
+class TeacherError(StacxError, RuntimeError):
+    """A teacher that does not answer, or answers with what is no score."""
+
+
+class ParityError(StacxError, RuntimeError):
+    """Two parts of a run that say different things of the same tokens."""
+
+
+class EpisodeError(StacxError, RuntimeError):
+    """An environment that failed every episode of a rollout."""
+
+
 class NonFiniteError(StacxError, ArithmeticError):
     """A loss, gradient or weight that is NaN or infinite."""
 

@@ -7,7 +7,7 @@ when it is called, how often, in which process, who wins, what it returns, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import pluggy
@@ -28,11 +28,27 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-class SyncChannel(Protocol):
-    """Something that moves batch keys between roles once per rollout."""
+class RoleHandle(Protocol):
+    """A role of the run, as a channel may use it: its model, and what it says of a batch."""
+
+    model: torch.nn.Module
+
+    def score(self, batch: Batch) -> list[torch.Tensor]:
+        """Per sample [R] float32: log-probs of the response tokens, or values from a scalar head."""
+
+
+class SyncChannel:
+    """Something that moves batch keys, or weights, between roles once per rollout. Subclass what you need."""
 
     def transfer(self, batches: dict[str, Batch]) -> None:
         """Add keys to the whole-rollout batch of a role; `batches` maps role names to batches."""
+
+    def after_update(self, completed: int) -> None:
+        """Called after all roles were trained on a rollout; `completed` counts it and those before it.
+
+        A role whose weights are changed here is declared with `stateful=True`, so that checkpoints keep it. Anything
+        else must follow from `completed`, so that a resumed run does the same.
+        """
 
 
 # Start-up
@@ -56,8 +72,8 @@ def register_recipes() -> Iterable[TrainingConfig] | None:
 
 
 @hookspec
-def build_syncs(config: TrainingConfig, args: Args) -> Iterable[SyncChannel] | None:
-    """Add channels beside those the recipe's `DataSync`s make, such as a copy of an older policy.
+def build_syncs(config: TrainingConfig, args: Args, roles: Mapping[str, RoleHandle]) -> Iterable[SyncChannel] | None:
+    """Add channels beside those the recipe's `DataSync`s make, such as an average of the policy's weights.
 
     When: while the trainer is built, after its roles were loaded.
     How often: once per run.
@@ -67,8 +83,9 @@ def build_syncs(config: TrainingConfig, args: Args) -> Iterable[SyncChannel] | N
     Args:
         config: the recipe of the run.
         args: the resolved knobs.
-    Returns: the channels; None or nothing is fine. Each is called once per rollout, after the roles' forward
-        passes and before their `prepare` stages.
+        roles: the roles of the run by name, with their models.
+    Returns: the channels; None or nothing is fine. Once per rollout each has its `transfer` called after the
+        roles' forward passes and before their `prepare` stages, and its `after_update` when all are trained.
     Shapes: a channel sees whole-rollout batches: per key a list of B entries, token-level ones [R] float32.
     """
 

@@ -70,12 +70,43 @@ _ROLLOUT = (
          "rollout", choices=("short", "raise")),
 )  # fmt: skip
 
+_ENVIRONMENT = (
+    Knob("environment", str, None, "Play episodes in textarena:NAME, reasoning_gym:NAME or package.module:Class.",
+         "environment"),
+    Knob("max_turns", int, 16, "Most actions of an episode.", "environment", minimum=1),
+    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment.", "environment",
+         exclusive_minimum=0),
+    Knob("env_workers", int, 16, "Environments that are called at a time.", "environment", minimum=1),
+    Knob("num_tasks", int, None, "Train on so many tasks, epoch after epoch; unset means ever new ones.",
+         "environment", minimum=1),
+    Knob("eval_tasks", int, None, "Held-out tasks to play at evaluations.", "environment", minimum=1),
+)  # fmt: skip
+
 _REWARD = (
     Knob("rm_type", str, None, "Reward: gsm8k, exact, reasoning_gym, model (see --rm-load) or "
          "package.module:function.", "reward"),
     Knob("rm_load", str, None, "Hugging Face folder or hub id of the reward model of --rm-type model.", "reward"),
     Knob("eval_rm_type", str, None, "Reward of evaluations; unset takes --rm-type.", "reward"),
     Knob("reward_key", str, None, "Which entry of a reward that is a dictionary.", "reward"),
+)  # fmt: skip
+
+_TEACHER = (
+    Knob("teacher", str, None, "Teacher: model (see --teacher-load), a scripted expert package.module:function from "
+         "an observation to an action, or a class package.module:Class.", "teacher"),
+    Knob("teacher_load", str, None, "Hugging Face folder or hub id of the model of --teacher model.", "teacher"),
+    Knob("teacher_dtype", str, None, "Precision of the teacher's model; unset takes --dtype.", "teacher",
+         choices=("fp32", "bf16")),
+    Knob("teacher_retries", int, 3, "How often a teacher that failed is asked again.", "teacher", minimum=0),
+    Knob("teacher_retry_wait", float, 1.0, "Seconds before it is asked again, doubled each time.", "teacher",
+         minimum=0),
+    Knob("teacher_timeout", float, 300.0, "Seconds that a teacher other than --teacher model may take for an answer.",
+         "teacher", exclusive_minimum=0),
+    Knob("teacher_failure", str, "raise", "A sample the teacher failed on: stop the run, drop the sample, or mask its "
+         "tokens.", "teacher", choices=("raise", "drop", "mask")),
+    Knob("teacher_max_failed", float, 0.5, "Share of a rollout the teacher may fail on before drop and mask stop the "
+         "run too.", "teacher", minimum=0, maximum=1),
+    Knob("parity_probe_limit", float, 0.05, "Before training, stop if trainer and engine differ on one text by more "
+         "than this mean absolute log-prob (nats); 0 does not ask.", "teacher", minimum=0),
 )  # fmt: skip
 
 _OPTIMIZER = (
@@ -139,4 +170,16 @@ _OUTPUT = (
     Knob("wandb_name", str, None, "Name of the run there; unset takes the output folder's.", "output"),
 )  # fmt: skip
 
-HOST_KNOBS: tuple[Knob, ...] = _RECIPE + _MODEL + _DATA + _ROLLOUT + _REWARD + _OPTIMIZER + _TRAINER + _EVAL + _OUTPUT
+HOST_KNOBS: tuple[Knob, ...] = (
+    *_RECIPE,
+    *_MODEL,
+    *_DATA,
+    *_ROLLOUT,
+    *_ENVIRONMENT,
+    *_REWARD,
+    *_TEACHER,
+    *_OPTIMIZER,
+    *_TRAINER,
+    *_EVAL,
+    *_OUTPUT,
+)

@@ -142,6 +142,88 @@ def child(rewards: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPr
     return run
 
 
+GAMES = '''
+"""Environments of these tests; FATAL_CALL is the step at which the process sends FATAL_SIGNAL to itself."""
+
+import os
+import random
+import threading
+
+from stacx_core import Step
+
+lock = threading.Lock()
+calls = 0
+
+
+class Digits:
+    """Shows one to three digits in turn, and pays a twelfth for each digit of an answer."""
+
+    def reset(self, seed):
+        self.seed, self.random = seed, random.Random(seed)
+        self.left = self.random.randint(1, 3)
+        return f"{self.random.randint(0, 9)}+"
+
+    def step(self, action):
+        global calls
+        with lock:
+            calls += 1
+            if calls == int(os.environ.get("FATAL_CALL", "0")):
+                os.kill(os.getpid(), int(os.environ["FATAL_SIGNAL"]))
+        self.left -= 1
+        return Step(f"{self.random.randint(0, 9)}=", sum(map(str.isdigit, action)) / 12, self.left == 0)
+
+    def render(self):
+        return f"{self.left} left"
+
+    def close(self):
+        pass
+
+
+class Fragile(Digits):
+    """Fails at the first step of every other task."""
+
+    def step(self, action):
+        if self.seed // 2 % 2:
+            raise ValueError("the game broke")
+        return super().step(action)
+
+
+class Broken(Digits):
+    """Fails at every first step."""
+
+    def step(self, action):
+        raise ValueError("the game broke")
+
+
+class Stuck(Digits):
+    """Every other task never answers."""
+
+    def step(self, action):
+        if self.seed // 2 % 2:
+            threading.Event().wait()
+        return super().step(action)
+
+
+class Paying(Digits):
+    """Pays 1 for the last answer of every other task."""
+
+    def step(self, action):
+        step = super().step(action)
+        return Step(step.observation, float(step.done and self.seed // 2 % 2), step.done)
+'''
+
+
+@pytest.fixture
+def games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path of this process and its children with the module `games`, imported anew by each test."""
+    folder = tmp_path / "games"
+    folder.mkdir()
+    (folder / "games.py").write_text(GAMES)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "games", raising=False)
+    return folder
+
+
 @dataclass(frozen=True)
 class Finished:
     """What a command left behind."""

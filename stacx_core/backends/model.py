@@ -70,6 +70,21 @@ def vocabulary_size(checkpoint: str) -> int | None:
     return int(size) if size else None
 
 
+def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends a response: the generation config's and the tokenizer's.
+
+    Raises:
+        ModelError: Neither names one.
+    """
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    listed = ids if isinstance(ids, list) else [ids]
+    found = sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
+    if not found:
+        raise ModelError("neither the model's generation config nor its tokenizer names an end-of-sequence token")
+    return found
+
+
 def _load_config(checkpoint: str) -> PreTrainedConfig:
     _check_folder(checkpoint)
     try:

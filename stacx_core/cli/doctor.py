@@ -33,6 +33,7 @@ EXTRAS = {
     "ray": "ray",
     "reasoning-gym": "reasoning-gym",
     "sglang": "sglang",
+    "textarena": "textarena",
     "wandb": "wandb",
 }
 """Extra of stacx-core -> the distribution it brings."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from stacx_core.cli.knob_options import given_values
 from stacx_core.cli.options import plugin_options
 from stacx_core.cli.train_options import TrainCommand, chosen_config_file
 from stacx_core.config import TrainingConfig
@@ -51,18 +52,10 @@ def resolve_args(
     recipe: TrainingConfig, knobs: Sequence[Knob], elsewhere: dict[str, str], flags: dict[str, Any]
 ) -> Args:
     """Merge flags, environment, config file and defaults."""
-    by_name = {knob.name: knob for knob in knobs}
-    given = {
-        name: by_name[name].validate(value, by_name[name].flag)
-        if isinstance(value, bool)
-        else by_name[name].parse(value, by_name[name].flag)
-        for name, value in flags.items()
-        if value is not None
-    }
     file = chosen_config_file()
     return resolve(
         knobs,
-        flags=given,
+        flags=given_values(knobs, flags),
         environment=environment_values(knobs, os.environ, elsewhere),
         config=file.values(knobs, elsewhere) if file else {},
         config_path=file.path if file else "",
@@ -74,10 +67,11 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
     from stacx_core.trainer.factory import load_data
 
     _, roll_in, evaluation, rollouts = load_data(recipe, args)
-    held_out = len(evaluation.rows) if evaluation else 0
+    held_out = evaluation.size if evaluation else 0
+    source = f"{roll_in.num_prompts} prompts" if args.environment is None else f"tasks of {args.environment}"
     click.echo(
         f"{recipe.name}: {rollouts} rollouts of {args.rollout_batch_size} x {args.n_samples_per_prompt}, "
-        f"{roll_in.num_prompts} prompts, {held_out} held out; nothing was trained"
+        f"{source}, {held_out} held out; nothing was trained"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stacx_core.cli.knob_options import knob_option, write_knobs
 from stacx_core.cli.options import Session
 from stacx_core.errors import ConfigError, nearest
 from stacx_core.host_knobs import HOST_KNOBS
@@ -42,7 +43,7 @@ class TrainCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The declared options and one for every knob."""
-        return [*super().get_params(ctx), *(_option(knob) for knob in ctx.meta.get("knobs", ()))]
+        return [*super().get_params(ctx), *(knob_option(knob) for knob in ctx.meta.get("knobs", ()))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the knobs under their sections."""
@@ -50,9 +51,7 @@ class TrainCommand(click.Command):
         with formatter.section("Options"):
             formatter.write_dl([record for record in own if record])
         knobs: Sequence[Knob] = ctx.meta["knobs"]
-        for section in dict.fromkeys(knob.section for knob in knobs):
-            with formatter.section(f"[{section}]"):
-                formatter.write_dl([_help_row(knob) for knob in knobs if knob.section == section])
+        write_knobs(formatter, knobs)
 
     def _unknown(self, ctx: click.Context, option: str) -> str:
         flags = [flag for param in self.get_params(ctx) for flag in param.opts]
@@ -138,20 +137,3 @@ def _knobs_elsewhere(recipe: str) -> dict[str, str]:
 def in_words(recipes: Sequence[str]) -> str:
     """``recipe 'a'``, or ``recipes 'a', 'b'``."""
     return f"recipe{'s' if len(recipes) > 1 else ''} {', '.join(map(repr, recipes))}"
-
-
-def _option(knob: Knob) -> click.Option:
-    if knob.type is bool:
-        return click.Option([f"{knob.flag}/--no-{knob.flag[2:]}"], default=None, help=knob.help)
-    extra: dict[str, Any] = {} if knob.flag_value is None else {"is_flag": False, "flag_value": knob.flag_value}
-    return click.Option([knob.flag], type=str, default=None, help=knob.help, metavar=_metavar(knob), **extra)
-
-
-def _metavar(knob: Knob) -> str:
-    return f"[{'|'.join(knob.choices)}]" if knob.choices else knob.type.__name__.upper()
-
-
-def _help_row(knob: Knob) -> tuple[str, str]:
-    left = f"{knob.flag}/--no-{knob.flag[2:]}" if knob.type is bool else f"{knob.flag} {_metavar(knob)}"
-    default = "unset" if knob.default is None else str(knob.default).lower() if knob.type is bool else knob.default
-    return left, f"{knob.help} [{knob.env}; default {default}]"

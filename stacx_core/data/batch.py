@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stacx_core.batch_keys import BATCH_KEYS
-from stacx_core.data.sample import Sample, SampleStatus
+from stacx_core.data.sample import ENVIRONMENT, Sample, SampleStatus
 from stacx_core.errors import BatchError, NonFiniteError, RewardError, nearest
 
 Batch = dict[str, Any]
@@ -110,6 +110,18 @@ def _add_optional(batch: Batch, samples: Sequence[Sample], reward_key: str | Non
     for name in ("rollout_log_probs", "teacher_log_probs"):
         if _present(samples, name):
             batch[name] = [_float_vector(getattr(sample, name), sample) for sample in samples]
+    if _present(samples, "teacher_topk_ids") and _present(samples, "teacher_topk_log_probs"):
+        batch["teacher_topk_ids"] = _matrices(samples, "teacher_topk_ids", torch.int32, 0)
+        batch["teacher_topk_log_probs"] = _matrices(samples, "teacher_topk_log_probs", torch.float32, math.nan)
+    if _present(samples, "teacher_prompt", of_removed=True):
+        batch["teacher_tokens"] = [
+            torch.tensor([*(sample.teacher_prompt or ()), *sample.tokens[sample.prompt_length :]], dtype=torch.int64)
+            for sample in samples
+        ]
+    for name, dtype, unknown in (("executor", torch.int8, ENVIRONMENT), ("turn_ids", torch.int16, -1)):
+        if _present(samples, name):
+            filled = [getattr(s, name) or [unknown] * s.response_length for s in samples]
+            batch[name] = [torch.tensor(entries, dtype=dtype) for entries in filled]
 
 
 def _present(samples: Sequence[Sample], name: str, of_removed: bool = False) -> bool:
@@ -128,6 +140,21 @@ def _float_vector(values: Sequence[float] | None, sample: Sample) -> Tensor:
     if values is None:
         return torch.full((sample.response_length,), math.nan)
     return torch.tensor(values, dtype=torch.float32)
+
+
+def _matrices(samples: Sequence[Sample], name: str, dtype: torch.dtype, unknown: float) -> list[Tensor]:
+    """The ``[R, K]`` tensor of each sample, filled with `unknown` where a removed sample has none."""
+    rows = [getattr(sample, name) for sample in samples]
+    widths = {len(row) for sample_rows in rows for row in sample_rows or ()}
+    if len(widths) > 1:
+        raise BatchError(f"{name} has rows of {sorted(widths)} entries; every response token needs equally many")
+    width = max(widths, default=0)
+    return [
+        torch.full((sample.response_length, width), unknown, dtype=dtype)
+        if given is None
+        else torch.tensor(given, dtype=dtype).reshape(sample.response_length, width)
+        for sample, given in zip(samples, rows, strict=True)
+    ]
 
 
 def _reward(sample: Sample, reward_key: str | None) -> float:
@@ -223,8 +250,9 @@ def _check_mask(mask: Tensor, where: str) -> Tensor:
 def _check_values(key: str, values: Tensor, mask: Tensor, where: str) -> None:
     trained = values[mask]
     if not bool(torch.isfinite(trained).all()):
-        at = int((mask & ~torch.isfinite(values)).nonzero()[0])
-        raise NonFiniteError(f"{where}: {key} is {float(values[at])} at response token {at}, which has mask 1")
+        at, *entry = [int(i) for i in (~torch.isfinite(values) & mask.view(-1, *[1] * (values.dim() - 1))).nonzero()[0]]
+        value = float(values[(at, *entry)])
+        raise NonFiniteError(f"{where}: {key} is {value} at response token {at}, which has mask 1")
     if key == "teacher_log_probs":
         corrupt = trained[(trained > 1e-6) & (trained != TEACHER_TOKEN)]
         if corrupt.numel():

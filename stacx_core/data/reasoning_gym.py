@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qsl
 
-from stacx_core.data.sources import require
+from stacx_core.data.sources import named_options, require
 from stacx_core.errors import DataError, nearest
 
 SCHEME = "reasoning_gym:"
@@ -25,16 +23,9 @@ def reasoning_gym_items(source: str, seed: int) -> Iterator[tuple[str, str | Non
         DataError: unknown data set, or an option it does not take.
         ConfigError: the package is not installed.
     """
-    name, _, query = source.removeprefix(SCHEME).partition("?")
-    package = require("reasoning_gym", EXTRA, f"prompt data {source!r}")
-    known = package.factory.DATASETS
-    if name not in known:
-        raise DataError(
-            f"reasoning_gym has no data set {name!r}{nearest(name, known)}; it has {', '.join(sorted(known))}"
-        )
-    options = {"size": DEFAULT_SIZE, "seed": seed} | {key: _value(text) for key, text in parse_qsl(query)}
+    name, options = named_options(source.removeprefix(SCHEME))
+    dataset = create_dataset(name, {"size": DEFAULT_SIZE, "seed": seed, **options}, f"prompt data {source!r}")
     try:
-        dataset = package.create_dataset(name, **options)
         for index, entry in enumerate(dataset):
             yield (
                 entry["question"],
@@ -47,8 +38,25 @@ def reasoning_gym_items(source: str, seed: int) -> Iterator[tuple[str, str | Non
         raise DataError(f"prompt data {source!r}: {error}") from error
 
 
-def _value(text: str) -> Any:
+def create_dataset(name: str, options: dict[str, Any], what: str) -> Any:
+    """The data set of a name with its options.
+
+    Args:
+        name: of the package's list.
+        options: of the data set, `size` and `seed` among them.
+        what: wants it, for error messages.
+
+    Raises:
+        DataError: unknown data set, or an option it does not take.
+        ConfigError: the package is not installed.
+    """
+    package = require("reasoning_gym", EXTRA, what)
+    known = package.factory.DATASETS
+    if name not in known:
+        raise DataError(
+            f"reasoning_gym has no data set {name!r}{nearest(name, known)}; it has {', '.join(sorted(known))}"
+        )
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        return package.create_dataset(name, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise DataError(f"{what}: {error}") from error

@@ -26,9 +26,9 @@ def render_prompt(row: PromptRow, tokenizer: PreTrainedTokenizerBase, mode: Chat
         DataError: naming the row, when its messages cannot be rendered or it renders to nothing.
         ConfigError: `mode` asks for a template the tokenizer lacks.
     """
-    if _uses_chat_template(row, tokenizer, mode):
-        text = _chat_text(row, _messages(row), tokenizer, open_turn=True)
-        ids = _encode(tokenizer, text)
+    if uses_chat_template(row, tokenizer, mode):
+        text = chat_text(row, _messages(row), tokenizer, open_turn=True)
+        ids = encode(tokenizer, text)
     else:
         ids = _plain_prompt(row, tokenizer)
     if not ids:
@@ -65,7 +65,7 @@ def sft_sample(
         ModelError: the tokenizer has no EOS token and no template that ends a turn.
         ConfigError: `mode` asks for a template the tokenizer lacks.
     """
-    chat = _uses_chat_template(row, tokenizer, mode)
+    chat = uses_chat_template(row, tokenizer, mode)
     prompt, *response = _chat_spans(row, tokenizer, context) if chat else _plain_spans(row, tokenizer)
     prompt_ids = prompt[0]
     response_ids = [token for ids, _ in response for token in ids]
@@ -84,6 +84,17 @@ def sft_sample(
         status=SampleStatus.TRUNCATED if room < len(response_ids) else SampleStatus.COMPLETED,
         metadata=row.metadata,
     )
+
+
+def action_ids(text: str, tokenizer: PreTrainedTokenizerBase, mode: ChatTemplateMode = "auto") -> list[int]:
+    """Token ids of what an assistant says: the text, then exactly one token that ends the turn.
+
+    Raises:
+        DataError, ModelError, ConfigError: see `sft_sample`.
+    """
+    sample = sft_sample(PromptRow("-", text, 0, where="the action of an expert"), tokenizer, mode=mode)
+    assert sample is not None
+    return sample.tokens[sample.prompt_length :]
 
 
 def sft_samples(
@@ -105,7 +116,7 @@ def sft_samples(
     return samples, len(rendered) - len(samples)
 
 
-def _uses_chat_template(row: PromptRow, tokenizer: PreTrainedTokenizerBase, mode: ChatTemplateMode) -> bool:
+def uses_chat_template(row: PromptRow, tokenizer: PreTrainedTokenizerBase, mode: ChatTemplateMode) -> bool:
     """Whether the row is rendered with the chat template; raises when it should be and cannot."""
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if mode == "always" and not has_template:
@@ -121,14 +132,15 @@ def _name(row: PromptRow) -> str:
     return row.where or f"prompt row {row.index}"
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of the text as it stands, without any special token around it."""
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _plain_prompt(row: PromptRow, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Plain text with the BOS the tokenizer would add, unless the text brings it; never with an EOS."""
     text = str(row.prompt)
-    ids = _encode(tokenizer, text)
+    ids = encode(tokenizer, text)
     bos = tokenizer.bos_token_id
     adds_bos = bos is not None and list(tokenizer.encode(text))[:1] == [bos]
     return [bos, *ids] if adds_bos and ids[:1] != [bos] else ids
@@ -140,7 +152,7 @@ def _plain_spans(row: PromptRow, tokenizer: PreTrainedTokenizerBase) -> list[Spa
     prompt = _plain_prompt(row, tokenizer)
     if not prompt:
         raise DataError(f"{_name(row)}: the prompt renders to no token")
-    return [(prompt, False), (_ended(_encode(tokenizer, row.label), {_eos(tokenizer)}, tokenizer), True)]
+    return [(prompt, False), (_ended(encode(tokenizer, row.label), {end_of_text(tokenizer)}, tokenizer), True)]
 
 
 def _ended(ids: list[int], ends: set[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -149,10 +161,11 @@ def _ended(ids: list[int], ends: set[int], tokenizer: PreTrainedTokenizerBase) -
         ids = ids[:-1]
     if ids and ids[-1] in ends:
         return ids
-    return [*ids, _eos(tokenizer)]
+    return [*ids, end_of_text(tokenizer)]
 
 
-def _eos(tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Id of the EOS token; raises `ModelError` when the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no EOS token, so a response cannot be ended; set its eos_token")
     return int(tokenizer.eos_token_id)
@@ -169,7 +182,8 @@ def _messages(row: PromptRow) -> list[Message]:
     return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
 
 
-def _chat_text(row: PromptRow, messages: list[Message], tokenizer: PreTrainedTokenizerBase, *, open_turn: bool) -> str:
+def chat_text(row: PromptRow, messages: list[Message], tokenizer: PreTrainedTokenizerBase, *, open_turn: bool) -> str:
+    """The messages in the chat template, with `open_turn` up to where the assistant begins to speak."""
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn)
     except Exception as error:  # a template is a program of the model's author and may raise anything
@@ -189,18 +203,18 @@ def _chat_spans(row: PromptRow, tokenizer: PreTrainedTokenizerBase, context: int
         raise DataError(
             f"{_name(row)}: " + ("the first message is the assistant's" if turns else "no assistant message to learn")
         )
-    whole = _chat_text(row, messages, tokenizer, open_turn=False)
+    whole = chat_text(row, messages, tokenizer, open_turn=False)
     spans: list[Span] = []
     done = 0
     for number in turns:
         for until, open_turn in ((number, True), (number + 1, False)):
-            part = _chat_text(row, messages[:until], tokenizer, open_turn=open_turn)
+            part = chat_text(row, messages[:until], tokenizer, open_turn=open_turn)
             if not whole.startswith(part) or len(part) < done:
                 raise DataError(
                     f"{_name(row)}: the template renders the first {until} messages anew once more follow",
                     "split the conversation into one row per assistant turn",
                 )
-            spans.append((_encode(tokenizer, whole[done : len(part)]), not open_turn))
+            spans.append((encode(tokenizer, whole[done : len(part)]), not open_turn))
             done = len(part)
     return _with_turn_ends(spans, tokenizer)
 

@@ -12,8 +12,22 @@ from stacx_core.errors import BatchError
 Message = dict[str, Any]
 """One chat message: `{"role": str, "content": str, ...}`."""
 
-ALIGNED_FIELDS = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+ENVIRONMENT, STUDENT, TEACHER = 0, 1, 2
+"""Who wrote a token, in `Sample.executor`."""
+
+ALIGNED_FIELDS = (
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "teacher_topk_ids",
+    "teacher_topk_log_probs",
+    "executor",
+    "turn_ids",
+)
 """Optional fields of `Sample` with one entry per response token."""
+
+_ENVIRONMENT_ENTRY = {"rollout_log_probs": 0.0, "teacher_log_probs": 0.0, "executor": ENVIRONMENT, "turn_ids": -1}
+"""What these fields hold on tokens of the environment."""
 
 
 class SampleStatus(StrEnum):
@@ -43,6 +57,10 @@ class Sample:
         weight_versions: weights that generated the response, one entry per generation call.
         rollout_log_probs: R log-probs of the engine at sampling time (nats), 0.0 on environment tokens.
         teacher_log_probs: R log-probs of the teacher (nats); +1.0 marks a token the teacher itself produced.
+        teacher_topk_ids, teacher_topk_log_probs: at each of the R tokens K ids, and the teacher's log-probs of them.
+        teacher_prompt: prompt ids under which a teacher role scores the response, when they are not the student's.
+        executor: R entries, who wrote the token: ENVIRONMENT, STUDENT or TEACHER.
+        turn_ids: R entries, the turn of an episode whose action the token belongs to; -1 on environment tokens.
         status: how generation ended.
         remove_sample: keep the sample out of the loss and out of its group's statistics.
         metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
@@ -63,6 +81,11 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     teacher_log_probs: list[float] | None = None
+    teacher_topk_ids: list[list[int]] | None = None
+    teacher_topk_log_probs: list[list[float]] | None = None
+    teacher_prompt: list[int] | None = None
+    executor: list[int] | None = None
+    turn_ids: list[int] | None = None
     status: SampleStatus = SampleStatus.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -95,31 +118,50 @@ class Sample:
         ids: Sequence[int],
         log_probs: Sequence[float] | None,
         teacher_log_probs: Sequence[float] | None = None,
+        *,
+        executor: int | None = None,
+        turn: int | None = None,
     ) -> None:
-        """Append tokens the policy generated: mask 1, with their sampling log-probs.
+        """Append generated tokens: mask 1, with their sampling log-probs.
 
-        A response has log-probs for all of its generated tokens or for none; mixing the two, or giving
-        another number of log-probs than of ids, raises `BatchError` and leaves the sample as it was.
+        A response has log-probs, executors and turns for all of its generated tokens or for none; mixing the two, or
+        giving another number of log-probs than of ids, raises `BatchError` and leaves the sample as it was.
+
+        Args:
+            ids: what was generated.
+            log_probs: of the engine, one per id.
+            teacher_log_probs: of the teacher, one per id.
+            executor: who wrote the ids, STUDENT or TEACHER.
+            turn: turn of the episode.
         """
-        rollout = self._grown("rollout_log_probs", log_probs, len(ids))
-        teacher = self._grown("teacher_log_probs", teacher_log_probs, len(ids))
-        self._append(ids, 1, rollout, teacher)
+        self._append(
+            ids,
+            1,
+            rollout_log_probs=log_probs,
+            teacher_log_probs=teacher_log_probs,
+            executor=None if executor is None else [executor] * len(ids),
+            turn_ids=None if turn is None else [turn] * len(ids),
+        )
 
     def append_environment(self, ids: Sequence[int]) -> None:
         """Append tokens of a tool or an environment: mask 0, log-probs 0.0, never trained on."""
-        zeros = [0.0] * len(ids)
-        rollout = None if self.rollout_log_probs is None else self.rollout_log_probs + zeros
-        teacher = None if self.teacher_log_probs is None else self.teacher_log_probs + zeros
-        self._append(ids, 0, rollout, teacher)
+        filled = {
+            name: [nothing] * len(ids)
+            for name, nothing in _ENVIRONMENT_ENTRY.items()
+            if getattr(self, name) is not None
+        }
+        self._append(ids, 0, **filled)
 
-    def _append(self, ids: Sequence[int], mask: int, rollout: list[float] | None, teacher: list[float] | None) -> None:
+    def _append(self, ids: Sequence[int], mask: int, **values: Sequence[Any] | None) -> None:
+        grown = {name: self._grown(name, values.get(name), len(ids)) for name in _ENVIRONMENT_ENTRY}
         self.loss_mask = self.mask + [mask] * len(ids)
-        self.rollout_log_probs, self.teacher_log_probs = rollout, teacher
+        for name, entries in grown.items():
+            setattr(self, name, entries)
         self.tokens = [*self.tokens, *ids]
         self.response_length += len(ids)
 
-    def _grown(self, name: str, values: Sequence[float] | None, count: int) -> list[float] | None:
-        current: list[float] | None = getattr(self, name)
+    def _grown(self, name: str, values: Sequence[Any] | None, count: int) -> list[Any] | None:
+        current: list[Any] | None = getattr(self, name)
         if values is None:
             if current is not None and count:
                 raise BatchError(
@@ -135,7 +177,7 @@ class Sample:
                     f"{self.describe()}: {name} came with this generated span, but an earlier one has none; "
                     f"give it for every generated token or for none"
                 )
-            current = [0.0] * self.response_length
+            current = [_ENVIRONMENT_ENTRY[name]] * self.response_length
         return [*current, *values]
 
     def validate(self) -> None:

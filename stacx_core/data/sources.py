@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qsl
 
 from stacx_core.errors import ConfigError, DataError, StacxError, nearest
 
@@ -95,3 +96,16 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         raise ConfigError(
             f"{purpose} needs {module.partition('.')[0]!r}: {error}", f"pip install 'stacx-core[{extra}]'"
         ) from error
+
+
+def named_options(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `NAME[?OPTION=VALUE&...]`; a value is JSON where it can be, else text."""
+    name, _, query = text.partition("?")
+    return name, {key: _value(value) for key, value in parse_qsl(query)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -33,30 +33,36 @@ def token_log_probs(
 
     Args:
         logits: ``[T, V]``, any floating dtype.
-        targets: ``[N]`` int64 token ids.
+        targets: ``[N]`` int64 token ids, or ``[N, M]`` for several of each row (ids may repeat).
         temperature: divides the logits, gradient included.
         chunk_size: rows per chunk, the memory bound; None means as many as make two million logits.
         with_entropy: also return ``H = -sum_v p_v log p_v``.
         rows: ``[N]`` int64, the row of ``logits`` of each target; by default row n, with ``N = T``.
 
     Returns:
-        ``(log_probs [N], entropy [N] or None)``, float64 for float64 logits and float32 otherwise.
+        ``(log_probs, entropy [N] or None)``, the former shaped like the targets, both float64 for float64 logits and
+        float32 otherwise.
 
     Raises:
         ValueError: shapes that do not fit, or a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    if logits.dim() != 2 or targets.dim() != 1:
-        raise ValueError(f"expected logits [T, V] and targets [N], got {list(logits.shape)} and {list(targets.shape)}")
+    if logits.dim() != 2 or targets.dim() not in (1, 2):
+        raise ValueError(
+            f"expected logits [T, V] and targets [N] or [N, M], got {list(logits.shape)} and {list(targets.shape)}"
+        )
     if rows is None:
         rows = torch.arange(len(logits), device=logits.device)
     if len(rows) != len(targets):
         raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
     size = chunk_size or max(CHUNK_LOGITS // max(logits.shape[1], 1), 1)
-    targets = targets.to(logits.device)
     apply: Callable[..., tuple[Tensor, Tensor | None]] = _ChunkedLogProbs.apply
-    return apply(logits, rows, targets, temperature, size, with_entropy)
+    by_row = targets.to(logits.device)
+    if targets.dim() == 1:
+        by_row = by_row[:, None]
+    log_probs, entropy = apply(logits, rows, by_row, temperature, size, with_entropy)
+    return log_probs.reshape(targets.shape), entropy
 
 
 def response_rows(total_lengths: Sequence[int], response_lengths: Sequence[int]) -> Tensor:
@@ -138,7 +144,10 @@ def response_token_log_probs(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Rows of ``logits`` -> log-probabilities and entropies; saves the logits and two numbers per row."""
+    """Rows of ``logits`` and targets ``[N, M]`` -> log-probabilities ``[N, M]`` and entropies ``[N]``.
+
+    Saves the logits and two numbers per row.
+    """
 
     @staticmethod
     def forward(
@@ -150,13 +159,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         chunk_size: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        log_probs = logits.new_empty(len(rows), dtype=_statistics_dtype(logits))
-        log_norms = torch.empty_like(log_probs)
-        entropy = torch.empty_like(log_probs) if with_entropy else None
+        log_probs = logits.new_empty(targets.shape, dtype=_statistics_dtype(logits))
+        log_norms = log_probs.new_empty(len(rows))
+        entropy = torch.empty_like(log_norms) if with_entropy else None
         for part in _chunks(len(rows), chunk_size):
             scaled = _scaled_rows(logits, rows[part], temperature)
             log_norms[part] = scaled.logsumexp(-1)
-            log_probs[part] = scaled.gather(-1, targets[part, None]).squeeze(-1) - log_norms[part]
+            log_probs[part] = scaled.gather(-1, targets[part]) - log_norms[part, None]
             if entropy is not None:
                 probs = scaled.sub_(log_norms[part, None]).exp_()
                 entropy[part] = torch.special.entr(probs).sum(-1)
@@ -171,11 +180,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
         logits, rows, targets, log_norms, entropy = ctx.saved_tensors
         grad_logits = torch.zeros_like(logits)
         if grad_log_probs is None:
-            grad_log_probs = torch.zeros_like(log_norms)
+            grad_log_probs = torch.zeros_like(targets, dtype=log_norms.dtype)
         for part in _chunks(len(rows), ctx.chunk_size):
             probs = _scaled_rows(logits, rows[part], ctx.temperature).sub_(log_norms[part, None]).exp_()
-            per_row = grad_log_probs[part, None] / ctx.temperature
-            grad = (probs * -per_row).scatter_add_(-1, targets[part, None], per_row)
+            per_target = grad_log_probs[part] / ctx.temperature
+            grad = (probs * -per_target.sum(-1, keepdim=True)).scatter_add_(-1, targets[part], per_target)
             if grad_entropy is not None:
                 # dH/dx_v = -p_v (log p_v + H), written so that a banned token gives 0 and not 0 * inf.
                 slope = torch.special.entr(probs).addcmul_(probs, entropy[part, None], value=-1)

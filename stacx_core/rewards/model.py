@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from stacx_core.backends.attention import PackedLayout
-from stacx_core.backends.model import DTYPES, context_length, forward, load_model, load_tokenizer, pick_device
+from stacx_core.backends.model import DTYPES, context_length, forward, load_model, pick_device
+from stacx_core.backends.tokenizers import check_same_tokens
 from stacx_core.data.packing import first_fit
 from stacx_core.data.sample import Sample
 from stacx_core.errors import ConfigError, RewardError
@@ -33,19 +34,10 @@ class ModelReward:
             raise ConfigError("--rm-type model needs --rm-load: the folder of a trained reward model")
         self.args = args
         self.limit = context_length(args.rm_load)
-        self._check_tokenizer()
+        check_same_tokens(
+            "--rm-load", args.rm_load, args.hf_checkpoint, "the reward model scores the policy's token ids"
+        )
         self._model: nn.Module | None = None
-
-    def _check_tokenizer(self) -> None:
-        own = load_tokenizer(self.args.rm_load).get_vocab()
-        policy = load_tokenizer(self.args.hf_checkpoint).get_vocab()
-        by_id = {index: token for token, index in own.items()}
-        for token, index in sorted(policy.items(), key=lambda item: item[1]):
-            if by_id.get(index) != token:
-                raise ConfigError(
-                    f"--rm-load {self.args.rm_load!r} has another tokenizer than the policy: id {index} is "
-                    f"{by_id.get(index)!r} there and {token!r} here; the reward model scores the policy's token ids"
-                )
 
     @torch.no_grad()
     def score_batch(self, samples: Sequence[Sample]) -> list[float]:

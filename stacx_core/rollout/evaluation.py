@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from transformers import PreTrainedTokenizerBase
 
 from stacx_core.data.prompts import load_prompts
@@ -14,7 +16,16 @@ from stacx_core.rollout.sampled import reward_metrics, sequence_limit, to_sample
 from stacx_core.seeds import sub_seed
 
 
-class Evaluation:
+class Evaluation(Protocol):
+    """Measures the policy on what it is not trained on."""
+
+    size: int
+
+    def run(self, engine: RolloutEngine) -> dict[str, float]:
+        """Metrics of the policy's current weights; the same each time for the same weights."""
+
+
+class PromptEvaluation:
     """Answers every held-out prompt once and scores the answers; greedy unless ``--eval-temperature`` says otherwise.
 
     Raises:
@@ -29,6 +40,7 @@ class Evaluation:
             args.eval_prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed + 1
         )
         self.rows = rows[: args.eval_limit]
+        self.size = len(self.rows)
         self.ids = [render_prompt(row, tokenizer, args.apply_chat_template) for row in self.rows]
         new_tokens = args.eval_max_response_len or args.rollout_max_response_len
         self.params = SamplingParams(new_tokens, args.eval_temperature)

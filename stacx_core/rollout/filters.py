@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from stacx_core.config import resolve_object
 from stacx_core.data.sample import Sample
-from stacx_core.errors import ConfigError, RecipeError, nearest
+from stacx_core.errors import ConfigError, RecipeError, RewardError, nearest
+from stacx_core.knobs import Args
 
 GroupFilter = Callable[[Sequence[Sample]], bool]
 """Gets the scored samples of one prompt; True keeps the group."""
@@ -47,3 +48,39 @@ def load_filter(name: str) -> GroupFilter:
         raise ConfigError(f"group filter {name!r} is of type {type(function).__name__}; it must be a function")
     chosen: GroupFilter = function
     return chosen
+
+
+Draw = Callable[[int, int], list[list[Sample]]]
+"""Makes so many further groups, the first of which gets a number within the rollout."""
+
+
+def collect_groups(args: Args, keep: GroupFilter | None, draw: Draw) -> tuple[list[list[Sample]], dict[str, float]]:
+    """The groups of a rollout, those that do not pass replaced in bounded rounds.
+
+    Args:
+        args: Of the run; ``rollout_batch_size`` groups are wanted.
+        keep: The filter of ``--dynamic-sampling-filter``; None keeps all.
+        draw: Makes groups.
+
+    Returns:
+        The groups kept, and the metrics of the filter.
+
+    Raises:
+        RewardError: Too few passed, under ``--dynamic-sampling-exhausted raise``.
+    """
+    wanted = args.rollout_batch_size
+    kept: list[list[Sample]] = []
+    drawn = rounds = 0
+    while len(kept) < wanted and rounds < args.dynamic_sampling_max_rounds:
+        groups = draw(wanted - len(kept), drawn)
+        drawn += len(groups)
+        kept += [group for group in groups if keep is None or keep(group)]
+        rounds += 1
+    if len(kept) < wanted and args.dynamic_sampling_exhausted == "raise":
+        raise RewardError(
+            f"only {len(kept)} of {wanted} groups passed {args.dynamic_sampling_filter} in {rounds} rounds; "
+            "raise --dynamic-sampling-max-rounds, or choose prompts that are neither solved nor hopeless"
+        )
+    if keep is None:
+        return kept, {}
+    return kept, {"sampling_rounds": float(rounds), "filtered_groups": float(drawn - len(kept))}

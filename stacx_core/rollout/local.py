@@ -9,9 +9,15 @@ from torch import Tensor, nn
 
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.model import forward
+from stacx_core.data.sample import Sample
 from stacx_core.rollout.decoding import DecodeLayout, PrefillLayout
 from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
 from stacx_core.rollout.sampling import choose, uniforms
+from stacx_core.rollout.scoring import ResponseScorer
+from stacx_core.rollout.teachers.protocol import TeacherScore
+
+SCORED_TOKENS = 4096
+"""Tokens scored in one packed forward."""
 
 
 class LocalEngine:
@@ -43,6 +49,10 @@ class LocalEngine:
             return answers
         finally:
             self.model.train(training)
+
+    def score(self, samples: Sequence[Sample], top_k: int, temperature: float) -> list[TeacherScore]:
+        """See :class:`stacx_core.rollout.scoring.ScoringEngine`."""
+        return ResponseScorer(self.model, temperature, SCORED_TOKENS).score(samples, top_k)
 
     def _wave(
         self, requests: Sequence[GenerationRequest], wave: list[tuple[int, int]], params: SamplingParams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,9 +25,15 @@ class RollIn(Protocol):
 
     Built once per run, before any model is loaded, so that unusable data fails first. ``context_length`` is the most
     tokens that every model of the run takes: the policy, a critic, a reference, a reward model.
+
+    Attributes:
+        num_prompts: Length of a pass over the data; 0 where there is no end to it.
+        teacher: The teacher that scores or acts, where there is one; the parity probe asks it too.
+        takes_environment: Whether ``--environment``, when given, stands in for prompts and reward.
     """
 
     num_prompts: int
+    takes_environment: ClassVar[bool] = False
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None: ...
 

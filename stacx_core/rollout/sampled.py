@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.data.prompts import PromptRow, PromptStream, load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.data.sample import Sample, SampleStatus
-from stacx_core.errors import DataError, RewardError
+from stacx_core.errors import DataError
 from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
-from stacx_core.rollout.filters import load_filter
+from stacx_core.rollout.filters import collect_groups, load_filter
 from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.seeds import sub_seed
 
@@ -35,6 +35,8 @@ class SampledRollout(RollIn):
         DataError, ConfigError: The reward or the filter cannot be loaded, a row is malformed, or no prompt is left.
     """
 
+    takes_environment = True
+
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
         self.tokenizer = tokenizer
@@ -42,7 +44,7 @@ class SampledRollout(RollIn):
         self.reward = load_reward(args.rm_type, args) if args.rm_type else None
         self.keep = load_filter(args.dynamic_sampling_filter) if args.dynamic_sampling_filter else None
         rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
-        fitting = [row for row in rows if self._fits(self._render(row))]
+        fitting = [row for row in rows if self.has_room(row)]
         if not fitting:
             raise DataError(
                 f"{args.prompt_data}: no prompt leaves room for --rollout-max-response-len "
@@ -57,27 +59,16 @@ class SampledRollout(RollIn):
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.rollout.protocol.RollIn`."""
-        wanted = self.args.rollout_batch_size
-        sampled: list[list[Sample]] = []
-        kept: list[list[Sample]] = []
-        rounds = 0
-        while len(kept) < wanted and rounds < self.args.dynamic_sampling_max_rounds:
-            prompts = [(row, self._render(row)) for row in self.stream.take(wanted - len(kept))]
-            groups = self._sample(rollout, prompts, len(sampled), engine)
-            sampled += groups
-            kept += [group for group in groups if self.keep is None or self.keep(group)]
-            rounds += 1
-        if len(kept) < wanted and self.args.dynamic_sampling_exhausted == "raise":
-            raise RewardError(
-                f"only {len(kept)} of {wanted} groups passed {self.args.dynamic_sampling_filter} in {rounds} rounds; "
-                "raise --dynamic-sampling-max-rounds, or choose prompts that are neither solved nor hopeless"
-            )
-        metrics = {
-            **reward_metrics([sample for group in sampled for sample in group], self.args.reward_key),
-            "dropped_rows": float(self.dropped),
-        }
-        if self.keep is not None:
-            metrics |= {"sampling_rounds": float(rounds), "filtered_groups": float(len(sampled) - len(kept))}
+        sampled: list[Sample] = []
+
+        def draw(count: int, first: int) -> list[list[Sample]]:
+            prompts = [(row, self._render(row)) for row in self.stream.take(count)]
+            groups = self._sample(rollout, prompts, first, engine)
+            sampled.extend(sample for group in groups for sample in group)
+            return groups
+
+        kept, counts = collect_groups(self.args, self.keep, draw)
+        metrics = {**reward_metrics(sampled, self.args.reward_key), "dropped_rows": float(self.dropped), **counts}
         return Rollout([sample for group in kept for sample in group], metrics)
 
     def _sample(
@@ -101,11 +92,16 @@ class SampledRollout(RollIn):
             score([sample for group in groups for sample in group], self.reward)
         return groups
 
+    def has_room(self, row: PromptRow) -> bool:
+        """Whether the row's prompt leaves room for a response."""
+        return self.fits(self._render(row))
+
+    def fits(self, ids: Sequence[int]) -> bool:
+        """Whether a response has room behind these ids."""
+        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
+
     def _render(self, row: PromptRow) -> list[int]:
         return render_prompt(row, self.tokenizer, self.args.apply_chat_template)
-
-    def _fits(self, ids: Sequence[int]) -> bool:
-        return self.limit is None or len(ids) + self.args.rollout_max_response_len <= self.limit
 
     def state(self) -> dict[str, Any]:
         """The position in the prompts."""

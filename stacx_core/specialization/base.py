@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -35,6 +36,19 @@ class Specialization(ABC):
             A 0-d loss, not yet divided by the step's normalizer, and detached metrics: 0-d ones are numerators like
             the loss, ones of shape ``[2]`` are a sum and a count whose quotient is taken over the whole step.
         """
+
+    def tell(self, model_output: Tensor, targets: Tensor, keys: Collection[str]) -> dict[str, Tensor]:
+        """Batch keys that a frozen role computes for others and that are not its log-probs or values.
+
+        Args:
+            model_output: ``[N, V]`` logits that predict N response tokens.
+            targets: ``[N]`` int64, these tokens.
+            keys: What is wanted.
+
+        Returns:
+            Per key ``[N, ...]``; what is wanted and not returned is taken to be the log-probs of the targets.
+        """
+        return {}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics derived from a step's aggregated ones, such as a perplexity from a mean."""

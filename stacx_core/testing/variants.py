@@ -87,7 +87,8 @@ def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
     knobs = knobs_of(config)
     loads = [role.load_arg for role in config.roles if role.load_arg]
     rewarded = any("rewards" in role.reads for role in config.roles)
-    needed = [*config.requires, *loads, "hf_checkpoint", "prompt_data", *(["rm_type"] if rewarded else [])]
+    source = [] if "environment" in config.requires else ["prompt_data", *(["rm_type"] if rewarded else [])]
+    needed = [*config.requires, *loads, "hf_checkpoint", *source]
     flags = {name: _placeholder(knobs[name]) for name in needed if name not in config.defaults} | _RUN
     args = resolve(
         knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults

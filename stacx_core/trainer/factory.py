@@ -17,14 +17,17 @@ from stacx_core.backends.model import (
     load_tokenizer,
     pick_device,
     recompute_activations,
+    stop_ids,
 )
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
-from stacx_core.rollout.evaluation import Evaluation
+from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
+from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
 from stacx_core.rollout.local import LocalEngine
 from stacx_core.rollout.protocol import RollIn
+from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.models import (
@@ -71,11 +74,11 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         tokenizer=tokenizer,
         workers=workers,
         reference=_reference(syncs, args, workers),
-        engine=LocalEngine(policy.model, _stop_ids(policy, tokenizer), args.rollout_max_running),
+        engine=LocalEngine(policy.model, stop_ids(policy.model, tokenizer), args.rollout_max_running),
         roll_in=roll_in,
         evaluation=evaluation,
         syncs=syncs,
-        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args)],
+        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args, workers)],
         num_rollout=num_rollout,
     )
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -91,12 +94,10 @@ def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBa
     scorers = scoring_models(args.eval_rm_type or args.rm_type, args)
     check_vocabularies(args.hf_checkpoint, [*others, *scorers])
     context = shortest_context(args.hf_checkpoint, others)
-    roll_in: RollIn = resolve_object(config.rollout)(args, tokenizer, context)
-    evaluation = None
-    if args.eval_prompt_data is not None:
-        if args.rm_type is None and args.eval_rm_type is None:
-            raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
-        evaluation = Evaluation(args, tokenizer, shortest_context(args.hf_checkpoint, scorers))
+    chosen = resolve_object(config.rollout)
+    make = sampled_or_played if chosen is SampledRollout else chosen
+    roll_in: RollIn = make(args, tokenizer, context)
+    evaluation = _evaluation(args, tokenizer, shortest_context(args.hf_checkpoint, scorers))
     epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
     num_rollout = args.num_rollout or epochs
     _check_all_are_trained(config, args, num_rollout)
@@ -112,6 +113,16 @@ def _check_all_are_trained(config: TrainingConfig, args: Args, num_rollout: int)
                 f"{flag} {args.get(role.frozen_for)} leaves none of {num_rollout} rollouts to train role "
                 f"{role.name!r}; lower it, or raise --num-rollout"
             )
+
+
+def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:
+    if args.eval_tasks is not None:
+        return EpisodeEvaluation(args, tokenizer, context)
+    if args.eval_prompt_data is None:
+        return None
+    if args.rm_type is None and args.eval_rm_type is None:
+        raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
+    return PromptEvaluation(args, tokenizer, context)
 
 
 def resume_point(args: Args) -> Path | None:
@@ -150,9 +161,11 @@ def role_args(role: ModelRole, args: Args) -> Args:
 
 def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
     source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
-    if checkpoint and role.trainable:
+    if checkpoint and (role.trainable or role.stateful):
         source = str(checkpoint / role.name)
-    model = load_model(source, DTYPES[args.dtype], pick_device(args.device), role.head)
+    # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
+    dtype = DTYPES["fp32" if role.stateful else args.dtype]
+    model = load_model(source, dtype, pick_device(args.device), role.head)
     if args.gradient_checkpointing:
         recompute_activations(model)
     worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
@@ -177,17 +190,6 @@ def _reference(syncs: list[DataSync], args: Args, workers: dict[str, RoleWorker]
     return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
 
 
-def _stop_ids(worker: RoleWorker, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every id that ends a response: the generation config's and the tokenizer's."""
-    generation = getattr(worker.model, "generation_config", None)
-    ids = getattr(generation, "eos_token_id", None)
-    listed = ids if isinstance(ids, list) else [ids]
-    found = sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
-    if not found:
-        raise ConfigError("neither the model's generation config nor its tokenizer names an end-of-sequence token")
-    return found
-
-
-def _plugin_channels(config: TrainingConfig, args: Args) -> list[Any]:
-    answers = plugin_host().hook.build_syncs(config=config, args=args)
+def _plugin_channels(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker]) -> list[Any]:
+    answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
     return [channel for channels in answers if channels for channel in channels]

@@ -39,8 +39,8 @@ def run_forwards(
     """Add to each role's batch what it reads or sends on and a forward pass computes.
 
     A role's own pass gives ``log_probs``, or ``values`` from a scalar head; the in-process reference (``--ref-load``)
-    gives ``ref_log_probs``; a frozen role gives whichever log-probs its syncs send. A key that a sync delivers is left
-    to it.
+    gives ``ref_log_probs``; a frozen role gives whatever its syncs send, see
+    :meth:`stacx_core.trainer.worker.RoleWorker.tell`. A key that a sync delivers is left to it.
     """
     sent = {(sync.src, key) for sync in syncs for key in sync.keys}
     sent |= {(sync.dst, key) for sync in syncs for key in sync.reverse_keys}
@@ -50,9 +50,8 @@ def run_forwards(
         role, batch = worker.role, batches[name]
         read = {(name, key) for key in role.reads if reads(role, key, args)} - received
         wanted = {key for owner, key in read | sent if owner == name}
-        own = {key for key in wanted if key == own_key(role) or (not role.trainable and key.endswith("log_probs"))}
+        own = {key for key in wanted if key == own_key(role) or not role.trainable}
         if own:
-            scores = worker.score(batch)
-            batch.update(dict.fromkeys(own, scores))
+            batch.update(worker.tell(batch, own))
         if REFERENCE_KEY in wanted - own and reference is not None:
             batch[REFERENCE_KEY] = reference.score(batch)

@@ -9,16 +9,20 @@ from stacx_core.knobs import Args, Knob
 from stacx_core.recipes import ESTIMATOR_RECIPES
 from stacx_core.rewards.loading import MODEL
 
-_EVALUATION = ("eval_prompt_data", "eval_pair_data")
+_ANSWERS = ("eval_prompt_data", "eval_tasks")
+_EVALUATION = (*_ANSWERS, "eval_pair_data")
 _NEEDS = {
     "eval_rm_type": ("eval_prompt_data",),
-    "eval_temperature": ("eval_prompt_data",),
-    "eval_max_response_len": ("eval_prompt_data",),
+    "eval_temperature": _ANSWERS,
+    "eval_max_response_len": _ANSWERS,
     "eval_interval": _EVALUATION,
     "eval_limit": _EVALUATION,
     "skip_eval_before_train": _EVALUATION,
 }
 """Host knob -> the knobs, of those that the recipe has, one of which must be set for it to have an effect."""
+
+_ENVIRONMENT_GIVES = ("prompt_data", "rm_type")
+"""Required knobs that ``--environment`` stands in for."""
 
 
 def complete(config: TrainingConfig, args: Args) -> Args:
@@ -30,11 +34,12 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     Raises:
         ConfigError: A required knob is unset, or two knobs contradict each other.
     """
+    plays = _plays(config, args)
     for name in (*config.requires, "output_dir"):
-        if args.get(name) is None:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"recipe {config.name!r} needs {flag} (or STACX_{name.upper()}, or the config file)")
-    if args.rm_type is None and any("rewards" in role.reads for role in config.roles):
+        if args.get(name) is None and not (plays and name in _ENVIRONMENT_GIVES):
+            raise ConfigError(f"recipe {config.name!r} needs {_ways(name, config)}")
+    _check_environment(config, args, plays)
+    if args.rm_type is None and not plays and any("rewards" in role.reads for role in config.roles):
         raise ConfigError(f"recipe {config.name!r} learns from rewards: name one with --rm-type")
     if args.num_rollout is None and args.num_epoch is None:
         raise ConfigError("say how long to train: --num-rollout or --num-epoch")
@@ -47,6 +52,43 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     if config.check_args is not None:
         resolve_object(config.check_args)(args)
     return args
+
+
+def _plays(config: TrainingConfig, args: Args) -> bool:
+    """Whether the samples are episodes of ``--environment``, by a roll-in that takes one in place of prompts."""
+    return args.environment is not None and getattr(resolve_object(config.rollout), "takes_environment", False)
+
+
+def _ways(name: str, config: TrainingConfig) -> str:
+    """How a required knob can be given."""
+    flag = "--" + name.replace("_", "-")
+    given = f"{flag} (or STACX_{name.upper()}, or the config file)"
+    takes = name == "prompt_data" and config.rollout == TrainingConfig.rollout
+    return f"{given}, or episodes to play with --environment" if takes else given
+
+
+def _check_environment(config: TrainingConfig, args: Args, plays: bool) -> None:
+    """Refuse knobs that would be ignored, with an environment or without one."""
+    if args.environment is None:
+        for knob in HOST_KNOBS:
+            given = getattr(args, knob.name) != knob.default and not args.is_default(knob.name)
+            if knob.section == "environment" and given:
+                raise ConfigError(f"{knob.flag} has no effect without --environment; add it")
+        return
+    for name in _ENVIRONMENT_GIVES:
+        if plays and name in config.requires and args.get(name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} and --environment are both set; the environment brings tasks and reward, so drop one of them"
+            )
+    if not plays and args.eval_tasks is None:
+        raise ConfigError(
+            f"recipe {config.name!r} plays no episodes; --environment needs --eval-tasks to evaluate in it"
+        )
+    if args.eval_tasks is not None and args.eval_prompt_data is not None:
+        raise ConfigError("--eval-tasks and --eval-prompt-data are both set; keep one")
+    if plays and args.num_epoch is not None and args.num_tasks is None:
+        raise ConfigError("--num-epoch needs --num-tasks: without it every task of an environment is a new one")
 
 
 def _check_effects(args: Args) -> None:

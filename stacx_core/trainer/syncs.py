@@ -16,6 +16,7 @@ from typing import Any
 from stacx_core.config import DataSync, TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.errors import BatchError
+from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 
 Conversation = Generator[Any, Any, None]
@@ -68,7 +69,7 @@ def _check(recipe: str, offer: Offer, keys: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class LocalChannel:
+class LocalChannel(SyncChannel):
     """Runs both ends of a sync in this process; an inject is an exchange in which one end gives nothing."""
 
     recipe: str

@@ -9,19 +9,23 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.config import DataSync, TrainingConfig
+from stacx_core.config import DataSync, ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
+from stacx_core.data.sample import Sample
 from stacx_core.data.schedule import optimizer_steps
+from stacx_core.errors import BatchError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine
 from stacx_core.rollout.evaluation import Evaluation
+from stacx_core.rollout.parity import probe_parity
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import write_checkpoint
@@ -84,6 +88,7 @@ class StacxTrainer:
         """
         last: dict[str, float] = {}
         with self._interrupts.installed():
+            self._probe_parity()
             try:
                 if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
                     last = self._log({"rollout": 0.0, **self._evaluate()})
@@ -94,6 +99,15 @@ class StacxTrainer:
                 self.save()
                 raise
         return last
+
+    def _probe_parity(self) -> None:
+        """Compare engine, trainer and teacher where the engine plays the policy and nobody has switched it off."""
+        policy = next((w for w in self.parts.workers.values() if w.role.sync_to_rollout), None)
+        if policy is None or not self.args.parity_probe_limit:
+            return
+        trained = partial(policy_log_probs, policy)
+        teacher = getattr(self.parts.roll_in, "teacher", None) if self.completed == 0 else None
+        probe_parity(self.args, self.parts.tokenizer, self.parts.engine, trained, teacher)
 
     def _rollout(self) -> dict[str, float]:
         began = time.perf_counter()
@@ -134,6 +148,8 @@ class StacxTrainer:
             if self.completed >= frozen_rollouts(worker):
                 steps = self._steps(worker, role_batch)
                 metrics |= {self.parts.prefix(name) + k: v for k, v in steps.items()}
+        for channel in self.parts.channels:
+            channel.after_update(self.completed + 1)
         return metrics
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
@@ -188,11 +204,12 @@ class StacxTrainer:
 
     def _write(self, folder: Path) -> None:
         for name, worker in self.parts.workers.items():
-            if worker.optimizer is None:
+            if worker.optimizer is None and not worker.role.stateful:
                 continue
             worker.model.save_pretrained(folder / name)  # type: ignore[operator]
             self.parts.tokenizer.save_pretrained(folder / name)
-            torch.save(worker.optimizer.state_dict(), folder / f"{name}.optimizer.pt")
+            if worker.optimizer is not None:
+                torch.save(worker.optimizer.state_dict(), folder / f"{name}.optimizer.pt")
         state = {"rollout": self.completed, "roll_in": self._position, "algorithm": self.args.algorithm}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1))
 
@@ -207,7 +224,7 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
         BatchError, NonFiniteError: A key is missing or does not fit.
         RecipeError: A stage returns something else than metrics.
     """
-    batches = {name: dict(batch) for name in parts.workers}
+    batches = {name: as_read_by(worker.role, batch) for name, worker in parts.workers.items()}
     run_forwards(parts.args, parts.workers, parts.reference, parts.syncs, batches)
     for channel in parts.channels:
         channel.transfer(batches)
@@ -220,6 +237,27 @@ def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict
         required = [key for key in role.reads if reads(role, key, parts.args)]
         validate_batch(role_batch, [*required, *parts.config.rollout_fields])
     return trained, metrics
+
+
+def as_read_by(role: ModelRole, batch: Batch) -> Batch:
+    """A copy of the batch with the sequences that the role reads in the place of its tokens.
+
+    Raises:
+        BatchError: The batch has none.
+    """
+    if role.tokens_key == "tokens":
+        return dict(batch)
+    if role.tokens_key not in batch:
+        raise BatchError(f"role {role.name!r} reads {role.tokens_key}, which the rollout did not deliver")
+    tokens = batch[role.tokens_key]
+    return {**batch, "tokens": tokens, "total_lengths": [len(ids) for ids in tokens]}
+
+
+def policy_log_probs(worker: RoleWorker, sample: Sample) -> list[float]:
+    """Log-probs of a sample's response as training computes them."""
+    batch, _ = samples_to_batch([sample], mask_truncated=False, reward_key=None)
+    scores: list[float] = worker.score(batch)[0].tolist()
+    return scores
 
 
 def frozen_rollouts(worker: RoleWorker) -> int:

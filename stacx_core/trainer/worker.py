@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pluggy
 import torch
@@ -62,24 +62,35 @@ class RoleWorker:
             atoms=batch.get("pair_ids"),
         )
 
-    @torch.no_grad()
     def score(self, batch: Batch) -> list[Tensor]:
         """What the role says of every response token: per sample ``[R]`` fp32 on the CPU.
 
         Log-probs at the sampling temperature from a language-model head; from a scalar head the value of the state in
         which the token was chosen.
         """
+        return self.tell(batch, ("score",))["score"]
+
+    @torch.no_grad()
+    def tell(self, batch: Batch, keys: Collection[str]) -> dict[str, list[Tensor]]:
+        """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU.
+
+        What the role's specialization tells under that key, and for any other key the role's :meth:`score`.
+        """
         training = self.model.training
         self.model.eval()
-        scores: list[Tensor] = [torch.empty(0)] * len(batch["tokens"])
+        told: dict[str, list[Tensor]] = {key: [torch.empty(0)] * len(batch["tokens"]) for key in keys}
         for positions in self.micro_batches(batch):
             micro = pack(select(batch, positions), self.device)
             rows = response_rows(micro["total_lengths"], micro["response_lengths"]).to(self.device)
-            scored = self._read_head(self._output(micro, rows), micro["tokens"][0, rows + 1])
-            for position, part in zip(positions, scored.cpu().split(micro["response_lengths"]), strict=True):
-                scores[position] = part
+            output, targets = self._output(micro, rows), micro["tokens"][0, rows + 1]
+            values = self.specialization.tell(output, targets, keys)
+            if set(keys) - set(values):
+                values = {**dict.fromkeys(keys, self._read_head(output, targets)), **values}
+            for key in keys:
+                for position, part in zip(positions, values[key].cpu().split(micro["response_lengths"]), strict=True):
+                    told[key][position] = part
         self.model.train(training)
-        return scores
+        return told
 
     def _read_head(self, output: Tensor, targets: Tensor) -> Tensor:
         if self.role.head == "scalar":

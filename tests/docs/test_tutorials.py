@@ -42,9 +42,9 @@ def test_every_flag_that_is_mentioned_exists(pages: Any) -> None:
     known = NOT_OURS | {flag for knob in knobs for flag in (knob.flag, f"--no-{knob.flag[2:]}")}
     context = click.Context(stacx)
     commands = [stacx, *(stacx.get_command(context, name) for name in stacx.list_commands(context))]
-    known |= {option for command in commands if command for p in command.params for option in p.opts}
+    known |= {option for command in commands if command for p in command.get_params(context) for option in p.opts}
     for page in pages:
-        mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.text))
+        mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", page.text))
         assert mentioned <= known, page.path
 
 

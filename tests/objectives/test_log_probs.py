@@ -311,3 +311,19 @@ def test_the_full_logits_exist_once_in_forward_and_their_gradient_once_in_backwa
         loss.backward()
     full = [size for size in backward.sizes if size > chunk * vocabulary]
     assert full == [rows * vocabulary]
+
+
+def test_several_targets_of_a_row() -> None:
+    """Like one target at a time, repeated ids included; no target at all is an empty result."""
+    torch.manual_seed(0)
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    targets, rows = torch.tensor([[0, 3, 3], [1, 4, 2]]), torch.tensor([2, 0])
+
+    def chosen(x: Tensor) -> Tensor:
+        return token_log_probs(x, targets, 0.7, chunk_size=1, rows=rows)[0]
+
+    expected = (logits[rows] / 0.7).log_softmax(-1).gather(-1, targets)
+    torch.testing.assert_close(chosen(logits), expected)
+    assert torch.autograd.gradcheck(chosen, (logits,))
+    assert token_log_probs(logits, targets[:0], rows=rows[:0])[0].shape == (0, 3)
+    assert token_log_probs(logits, targets[:0, 0], rows=rows[:0])[0].shape == (0,)

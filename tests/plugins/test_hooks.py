@@ -17,7 +17,7 @@ def test_the_hooks_of_the_api() -> None:
     signatures = {name: list(inspect.signature(hook).parameters) for name, hook in HOOKS.items()}
     assert signatures == {
         "register_recipes": [],
-        "build_syncs": ["config", "args"],
+        "build_syncs": ["config", "args", "roles"],
         "compute_loss": ["specialization", "model_output", "batch", "reducer"],
     }
 
@@ -66,8 +66,11 @@ def test_the_loss_of_a_plugin_comes_before_the_hosts(site: Any, options: Any, bo
 def test_a_plugin_may_add_syncs(site: Any) -> None:
     site.add(
         "stacx-syncs",
-        "from stacx_core import hookimpl\n@hookimpl\ndef build_syncs(config):\n    return [config]",
+        "from stacx_core import hookimpl\n@hookimpl\ndef build_syncs(config):\n    return [config.name]",
     )
-    call = "plugin_host().hook.build_syncs(config=7, args=None)"
-    program = f"from stacx_core.plugins import plugin_host\nprint({call})"
-    assert site.python("-c", program).out.strip() == "[[7]]"
+    program = (
+        "from stacx_core.plugins import plugin_host\nhost = plugin_host()\n"
+        "added = host.hook.build_syncs(config=host.find('sft').config, args=None, roles={})\n"
+        "print([names for names in added if names])"
+    )
+    assert site.python("-c", program).out.strip() == "[['sft']]"

@@ -82,7 +82,7 @@ def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, mess
         ("[optimiser]\n", "run.toml: unknown section [optimiser] (did you mean 'optimizer'?)"),
         (
             "[weights_and_biases]\nname = 1\n",
-            "run.toml: unknown section [weights_and_biases]; there are data, eval, grpo,",
+            "run.toml: unknown section [weights_and_biases]; there are dagger, data, distill, environment, eval, grpo,",
         ),
         ("[recipe]\nalgorithm = 3\n", "run.toml: recipe.algorithm: expected str, got int 3"),
         ("[plugins]\nenable = 3\n", "plugins.enable in {folder}/run.toml is 3; it must be a list of plugin names"),
@@ -134,7 +134,9 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
         (["--calculate-per-token-loss", "--loss-aggregation", "sample_mean"], "it is sample_mean"),
         (["--use-kl-loss"], "--ref-load"),
         (["--tis-clip", "3"], "has no effect without --use-tis"),
-        (["--eval-interval", "2"], "--eval-interval has no effect without --eval-prompt-data; add it"),
+        (["--max-turns", "3"], "--max-turns has no effect without --environment"),
+        (["--eval-tasks", "3"], "--eval-tasks has no effect without --environment"),
+        (["--eval-interval", "2"], "--eval-interval has no effect without --eval-prompt-data or --eval-tasks; add it"),
         (["--eval-limit", "2"], "--eval-limit has no effect without --eval-prompt-data"),
         (["--eval-temperature", "1"], "--eval-temperature has no effect without --eval-prompt-data"),
         (["--skip-eval-before-train"], "--skip-eval-before-train has no effect without --eval-prompt-data"),
@@ -149,6 +151,10 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
 )
 def test_knobs_that_contradict_each_other(stacx: Any, flags: list[str], message: str) -> None:
     refused(stacx(*COMPLETE, *flags), message)
+
+
+def test_prompts_or_an_environment(stacx: Any) -> None:
+    refused(stacx(*without("--prompt-data")), "or the config file), or episodes to play with --environment")
 
 
 def test_no_length_of_the_run(stacx: Any) -> None:

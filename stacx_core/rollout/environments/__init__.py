@@ -1,0 +1,1 @@
+"""Adapters that make other packages' tasks and games environments."""

@@ -1,0 +1,1 @@
+"""Teachers: models and scripted experts that score what the student wrote, or act in its place."""

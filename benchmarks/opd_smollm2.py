@@ -108,7 +108,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/opd_smollm2"), help="a new folder")
     parser.add_argument("--modes", nargs="+", default=list(MODES), help="values of --distill-kl-mode")
     parser.add_argument("--layers", type=int, default=10, help="layers of the student")
-    parser.add_argument("--rollouts", type=int, default=50)
+    parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--batch", type=int, default=16, help="answers per rollout")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-4)

@@ -147,7 +147,7 @@ def trl(session: nox.Session) -> None:
     """Compare every loss that TRL has, too, with TRL's; arguments go to pytest."""
     session.install(TORCH)
     plugins = [argument for path in sorted(ROOT.glob("plugins/*")) for argument in ("-e", str(path))]
-    session.install("-e", ".", *plugins, "-r", "benchmarks/requirements.txt", "pytest")
+    session.install("-e", ".", *plugins, "-r", "benchmarks/requirements.txt", *TEST_TOOLS)
     # Without TRL the tests would be skipped.
     session.run("python", "-c", "import trl")
     session.run("python", "-m", "pytest", "tests/parity", *session.posargs)

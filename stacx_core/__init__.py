@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from stacx_core.config import DataSync, ModelRole, TrainingConfig
-    from stacx_core.data.batch import Batch
+    from stacx_core.data.batch import TEACHER_TOKEN, Batch
     from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
     from stacx_core.data.rendering import render_prompt, sft_sample
     from stacx_core.data.sample import STUDENT, TEACHER, Message, Sample, SampleStatus
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
-    "stacx_core.data.batch": ("Batch",),
+    "stacx_core.data.batch": ("TEACHER_TOKEN", "Batch"),
     "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
     "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
     "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
@@ -105,6 +105,7 @@ __all__ = [
     "API_VERSION",
     "STUDENT",
     "TEACHER",
+    "TEACHER_TOKEN",
     "TRAINING_CONFIGS",
     "Args",
     "Batch",

@@ -4,6 +4,7 @@ from stacx_core.objectives.aggregation import (
     Aggregation,
     Reducer,
     make_reducer,
+    mean_over,
     sum_of_sample_mean,
     where_masked,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "Reducer",
     "kl_estimate",
     "make_reducer",
+    "mean_over",
     "response_rows",
     "response_token_log_probs",
     "sum_of_sample_mean",

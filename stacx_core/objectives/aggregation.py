@@ -37,6 +37,20 @@ def where_masked(x: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     return torch.where(mask.bool(), x, torch.full((), fill, dtype=x.dtype, device=x.device))
 
 
+def mean_over(values: Tensor, counted: Tensor) -> Tensor:
+    """A metric that is averaged over the whole step: what to add up, and what to divide by.
+
+    Args:
+        values: ``[N]``.
+        counted: ``[N]`` bool, which of them count.
+
+    Returns:
+        ``[2]`` fp64, detached: the sum of the values that count, and their number.
+    """
+    kept = values.detach()[counted]
+    return torch.stack([kept.double().sum(), counted.sum().double()])
+
+
 def sum_of_sample_mean(
     x: Tensor,
     response_lengths: Sequence[int],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stacx_core.data.batch import Batch
 from stacx_core.knobs import Args
-from stacx_core.objectives.aggregation import Reducer, where_masked
+from stacx_core.objectives.aggregation import Reducer, mean_over, where_masked
 
 
 class Specialization(ABC):
@@ -72,5 +72,4 @@ class Specialization(ABC):
 
     def mean_pair(self, values: Tensor, batch: Batch) -> Tensor:
         """``[2]`` fp64: sum over trained tokens of the ``[N]`` values, and their number; detached."""
-        mask = self.mask(batch)
-        return torch.stack([where_masked(values.detach(), mask).double().sum(), mask.sum().double()])
+        return mean_over(values, self.mask(batch))

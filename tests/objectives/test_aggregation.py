@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stacx_core.objectives import Aggregation, make_reducer, sum_of_sample_mean, where_masked
+from stacx_core.objectives import Aggregation, make_reducer, mean_over, sum_of_sample_mean, where_masked
 
 NEGATIVE_LOG_PROBS = torch.tensor([0.5, 1.2, 0.3, 0.9, 2.0, 0.7, 1.1])
 LENGTHS = [3, 4]
@@ -272,3 +272,10 @@ def test_cutting_one_rollout_into_siblings_gives_one_loss(rows: Rows, mode: Aggr
     torch.testing.assert_close(
         step_loss(mode, split, rollouts), step_loss(mode, rows, rollouts), rtol=1e-12, atol=1e-12
     )
+
+
+def test_a_mean_over_what_counts_is_a_sum_and_a_count() -> None:
+    values = torch.tensor([1.0, float("nan"), 3.0], requires_grad=True)
+    pair = mean_over(values, torch.tensor([True, False, True]))
+    assert (pair.tolist(), pair.dtype, pair.requires_grad) == ([4.0, 2.0], torch.float64, False)
+    assert mean_over(values, torch.zeros(3, dtype=torch.bool)).tolist() == [0.0, 0.0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stacx_core import STUDENT, TEACHER, Args, Episode, RollIn, Rollout, RolloutEngine, Sample
-from stacx_plugin_dagger.objectives import TEACHER_TOKEN
+from stacx_core import STUDENT, TEACHER, TEACHER_TOKEN, Args, Episode, RollIn, Rollout, RolloutEngine, Sample
 from stacx_plugin_dagger.table import Table
 
 if TYPE_CHECKING:

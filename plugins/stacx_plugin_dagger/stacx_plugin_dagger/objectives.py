@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stacx_core import BatchError
+from stacx_core import TEACHER_TOKEN, BatchError
 from stacx_core.objectives import kl_estimate
-
-TEACHER_TOKEN = 1.0
-"""Stands in ``teacher_log_probs`` for a token that the teacher itself wrote; no log-prob is positive."""
 
 
 def written_by_teacher(teacher_log_probs: Tensor) -> Tensor:

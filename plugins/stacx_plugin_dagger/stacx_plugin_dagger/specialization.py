@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stacx_core import Batch, CausalDecoderSpecialization
-from stacx_core.objectives import Reducer
+from stacx_core.objectives import Reducer, mean_over
 from stacx_plugin_dagger.objectives import mixed_loss, written_by_teacher
 
 
@@ -32,9 +32,9 @@ class MixedLossDaggerOPDSpecialization(CausalDecoderSpecialization):
         losses = mixed_loss(log_probs, teacher, by_teacher)
         weights = torch.where(by_teacher, self.args.mix_ce_weight, self.args.mix_k3_weight)
         return reducer(weights * losses), {
-            "ce_mean": _mean_over(losses, by_teacher),
-            "k3_mean": _mean_over(losses, mask & ~by_teacher),
-            "teacher_action_frac": _mean_over(by_teacher.float(), mask),
+            "ce_mean": mean_over(losses, by_teacher),
+            "k3_mean": mean_over(losses, mask & ~by_teacher),
+            "teacher_action_frac": mean_over(by_teacher.float(), mask),
         }
 
     def _log_probs(self, model_output: Tensor, batch: Batch, by_teacher: Tensor) -> Tensor:
@@ -46,8 +46,3 @@ class MixedLossDaggerOPDSpecialization(CausalDecoderSpecialization):
         sampled = [m * ~t for m, t in zip(batch["loss_masks"], by_teacher.split(lengths), strict=True)]
         first, _ = self.response_log_probs(model_output, {**batch, "loss_masks": imitated}, temperature=1.0)
         return first + self.response_log_probs(model_output, {**batch, "loss_masks": sampled})[0]
-
-
-def _mean_over(values: Tensor, counted: Tensor) -> Tensor:
-    """``[2]`` fp64, detached: the sum of ``values`` where ``counted``, and how many that are."""
-    return torch.stack([values.detach()[counted].double().sum(), counted.sum().double()])

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacx_core import BatchError, sum_of_sample_mean
-from stacx_plugin_dagger.objectives import TEACHER_TOKEN, mixed_loss, written_by_teacher
+from stacx_core import TEACHER_TOKEN, BatchError, sum_of_sample_mean
+from stacx_plugin_dagger.objectives import mixed_loss, written_by_teacher
 
 STUDENT = [-0.50, -1.20, -0.30, -0.90, -2.00, -0.70, -1.10]
 MIXED = [1.0, 1.0, 1.0, -0.7, -1.6, -0.9, 1.0]

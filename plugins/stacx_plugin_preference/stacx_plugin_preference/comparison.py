@@ -56,9 +56,3 @@ def sample_sums(values: Tensor, batch: Batch) -> Tensor:
     Each sum is taken over its own slice, so that it does not depend on what else is in the micro-batch.
     """
     return torch.stack([part.sum() for part in torch.split(values, list(batch["response_lengths"]))])
-
-
-def mean_over(values: Tensor, counted: Tensor) -> Tensor:
-    """``[2]`` fp64, detached: the sum of ``values`` where ``counted``, and how many that are."""
-    kept = values.detach()[counted].double()
-    return torch.stack([kept.sum(), counted.sum().double()])

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stacx_core import Batch, ScalarHeadSpecialization
-from stacx_core.objectives import Reducer
-from stacx_plugin_preference.comparison import find_pairs, mean_over
+from stacx_core.objectives import Reducer, mean_over
+from stacx_plugin_preference.comparison import find_pairs
 from stacx_plugin_preference.objectives import bradley_terry_loss, preferred
 from stacx_plugin_preference.rows import MARGIN
 

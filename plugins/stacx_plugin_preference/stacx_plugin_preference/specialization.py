@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from stacx_core import Args, Batch, CausalDecoderSpecialization
-from stacx_core.objectives import Reducer
-from stacx_plugin_preference.comparison import find_pairs, mean_over, sample_sums, token_counts
+from stacx_core.objectives import Reducer, mean_over
+from stacx_plugin_preference.comparison import find_pairs, sample_sums, token_counts
 from stacx_plugin_preference.knobs import WITH_REFERENCE
 from stacx_plugin_preference.objectives import (
     hinge_loss,

@@ -1,12 +1,14 @@
-"""Guessing a number between hints: an expert who halves the range, and a student of words and digits.
+"""Guessing a number between hints: an expert who halves the range, and a student whose tokens are phrases.
 
-``HalvingExpert`` is a teacher for ``--teacher guessing:HalvingExpert``; ``make_student`` writes an untrained model.
+``HalvingExpert`` is a teacher for ``--teacher guessing:HalvingExpert``, ``SteadyHand`` and ``ShakyHand`` are games for
+``--environment``, and ``make_student`` writes an untrained model.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +21,54 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stacx_core import Sample, SamplingParams, TeacherAction, TeacherScore, TeacherTurn, load_environment
+from stacx_core import Sample, SamplingParams, Step, TeacherAction, TeacherScore, TeacherTurn, load_environment
 
-GAME = "textarena:GuessTheNumber-v0-hardcore"
-PIECES = r"\d| ?[A-Za-z]+|[^\dA-Za-z]"
+NUMBERS = range(1, 21)
+GAME = f"textarena:GuessTheNumber-v0?max_number={NUMBERS[-1]}&max_turns=7"
+PIECES = re.compile(r"\d+|[\[\]]|[^\d\[\]]+")
+"""A token is a number, a bracket, or all that stands between two of those."""
 SOFTNESS = 0.5
 """How far, in numbers, a guess may be from the middle before the expert finds it e times as unlikely."""
 SLIP = 0.001
 """Share of its probability that the expert spreads evenly over all tokens."""
+
+
+class SteadyHand:
+    """The game of textarena, which also says what was guessed."""
+
+    slips = 0.0
+    """Share of the guesses in whose place any number is guessed."""
+
+    def __init__(self) -> None:
+        self._game = load_environment(GAME)()
+        self._random = random.Random()
+
+    def reset(self, seed: int) -> str:
+        """The rules of the game."""
+        self._random.seed(seed)
+        return self._game.reset(seed)
+
+    def step(self, action: str) -> Step:
+        """The guess that was made, and what the game says of it."""
+        if self._random.random() < self.slips:
+            action = f"[{self._random.choice(NUMBERS)}]"
+        step = self._game.step(action)
+        guess = re.search(r"\[\d+\]", action)
+        return Step(f"You guessed {guess[0] if guess else 'nothing'}. {step.observation}", step.reward, step.done)
+
+    def render(self) -> str:
+        """The board."""
+        return self._game.render()
+
+    def close(self) -> None:
+        """Let go of the game."""
+        self._game.close()
+
+
+class ShakyHand(SteadyHand):
+    """A quarter of the guesses goes elsewhere, as it never does when the expert shows how to play."""
+
+    slips = 0.25
 
 
 class HalvingExpert:
@@ -94,15 +136,14 @@ def middle(low: int, high: int) -> int:
     return (low + high) // 2
 
 
-def make_student(folder: Path, game: str, seed: int, width: int = 64, layers: int = 2) -> None:
-    """Write an untrained Llama whose tokens are the words of the game, single digits and single signs."""
-    environment = load_environment(game)()
-    seen = environment.reset(0)
-    seen += "".join(environment.step(action).observation for action in ("no guess", "[0]", "[1]", "[1]", "[50]"))
-    pieces = sorted({*re.findall(PIECES, str(seen)), *"0123456789[]", " higher", " lower"})
+def make_student(folder: Path, seed: int, width: int = 64, layers: int = 2) -> None:
+    """Write an untrained Llama and its tokenizer."""
+    plays = itertools.product((GAME, "guessing:SteadyHand"), range(8), (("[10]", "[10]"), ("[5]", "no guess")))
+    texts = [text for game, game_seed, actions in plays for text in said(game, actions, game_seed)]
+    pieces = sorted({*itertools.chain.from_iterable(map(PIECES.findall, texts)), *map(str, (0, *NUMBERS)), *"[]"})
     vocabulary = {piece: i for i, piece in enumerate(["<end>", "<unknown>", *pieces])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
-    tokenizer.pre_tokenizer = Split(Regex(PIECES), behavior="isolated")
+    tokenizer.pre_tokenizer = Split(Regex(PIECES.pattern), behavior="isolated")
     tokenizer.decoder = Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>")
     fast.save_pretrained(folder)
@@ -119,3 +160,14 @@ def make_student(folder: Path, game: str, seed: int, width: int = 64, layers: in
         tie_word_embeddings=True,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def said(game: str, actions: Sequence[str], seed: int) -> list[str]:
+    """What a game says, at first and to each action until it ends."""
+    environment = load_environment(game)()
+    texts, done = [environment.reset(seed)], False
+    for action in actions:
+        if not done:
+            step = environment.step(action)
+            texts, done = [*texts, step.observation], step.done
+    return texts

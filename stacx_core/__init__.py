@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
     from stacx_core.rollout.teachers.loading import load_teacher
     from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
+    from stacx_core.seeds import sub_seed
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
 
 _HOME = {
@@ -97,6 +98,7 @@ _HOME = {
     "stacx_core.rollout.tasks": ("TaskStream", "held_out_tasks", "training_task"),
     "stacx_core.rollout.teachers.loading": ("load_teacher",),
     "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
+    "stacx_core.seeds": ("sub_seed",),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -175,6 +177,7 @@ __all__ = [
     "sequence_limit",
     "sft_sample",
     "student_only",
+    "sub_seed",
     "sum_of_sample_mean",
     "training_task",
 ]

@@ -132,6 +132,7 @@ _TRAINER = (
          minimum=1),
     Knob("num_steps_per_rollout", int, None, "Optimizer steps per rollout; an alternative to --global-batch-size.",
          "trainer", minimum=1),
+    Knob("epochs_per_rollout", int, 1, "Times that the steps of a rollout are gone through.", "trainer", minimum=1),
     Knob("recompute_log_probs", bool, False, "Score each rollout with the policy before its first step; "
          "always done when a rollout takes several steps.", "trainer"),
     Knob("micro_batch_size", int, None, "Responses per forward; unset fills --max-tokens-per-gpu.", "trainer",

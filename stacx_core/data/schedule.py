@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stacx_core.errors import BatchError
@@ -33,3 +34,29 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> tuple
         for start in range(0, whole, global_batch_size)
     ]
     return steps, len(rollouts) - whole
+
+
+def rollout_steps(rollout_ids: Sequence[int], global_batch_size: int, num_steps: int) -> tuple[list[list[int]], int]:
+    """The steps of one rollout: as many as were asked for, whether it brought fewer or more than it should.
+
+    Args:
+        rollout_ids: per sample the rollout it belongs to.
+        global_batch_size: rollouts per step. Fewer rollouts than fill the steps, or so many that they would fill
+            another one, are shared out evenly instead.
+        num_steps: steps wanted.
+
+    Returns:
+        As :func:`optimizer_steps`.
+
+    Raises:
+        BatchError: as :func:`optimizer_steps`.
+    """
+    count = len(set(rollout_ids))
+    share = max(math.ceil(count / num_steps), 1)
+    size = share if count >= (num_steps + 1) * global_batch_size else min(global_batch_size, share)
+    steps, dropped = optimizer_steps(rollout_ids, size)
+    if dropped and len(steps) < num_steps:
+        used = {position for step in steps for position in step}
+        steps.append([position for position in range(len(rollout_ids)) if position not in used])
+        dropped = 0
+    return steps, dropped

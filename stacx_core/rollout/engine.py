@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,18 @@ class Generation:
 
 
 class RolloutEngine(Protocol):
-    """Generates responses with the policy's current weights."""
+    """Generates responses with the policy's weights."""
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[list[Generation]]:
         """One list of responses per request, in order; each response depends on its own seed only."""
+
+    def update_weights(self, model: nn.Module, version: int) -> None:
+        """Generate with these weights from now on.
+
+        Args:
+            model: The policy.
+            version: Rollouts completed, which is how samples name the weights that made them.
+        """
+
+    def close(self) -> None:
+        """Let go of whatever the engine holds; it generates no more."""

@@ -54,6 +54,12 @@ class LocalEngine:
         """See :class:`stacx_core.rollout.scoring.ScoringEngine`."""
         return ResponseScorer(self.model, temperature, SCORED_TOKENS).score(samples, top_k)
 
+    def update_weights(self, model: nn.Module, version: int) -> None:
+        """Nothing to do: the weights are read in place."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def _wave(
         self, requests: Sequence[GenerationRequest], wave: list[tuple[int, int]], params: SamplingParams
     ) -> list[Generation]:

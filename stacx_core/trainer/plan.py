@@ -152,5 +152,5 @@ def _steps(args: Args) -> Args:
             f"--num-steps-per-rollout {steps} contradicts {total} responses in steps of --global-batch-size {size}"
         )
     steps = total // size
-    recompute = args.recompute_log_probs or steps > 1
+    recompute = args.recompute_log_probs or steps * args.epochs_per_rollout > 1
     return args.replace(global_batch_size=size, num_steps_per_rollout=steps, recompute_log_probs=recompute)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.config import DataSync, ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
 from stacx_core.data.sample import Sample
-from stacx_core.data.schedule import optimizer_steps
+from stacx_core.data.schedule import rollout_steps
 from stacx_core.errors import BatchError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
@@ -55,6 +55,12 @@ class Parts:
     channels: Sequence[SyncChannel]
     num_rollout: int
 
+    @property
+    def policy(self) -> RoleWorker:
+        """The worker whose model the engine generates with; in a recipe without one, the first."""
+        workers = list(self.workers.values())
+        return next((worker for worker in workers if worker.role.sync_to_rollout), workers[0])
+
     def prefix(self, role: str) -> str:
         """What the names of a role's metrics start with: nothing where one role alone is trained."""
         return f"{role}/" if sum(worker.role.trainable for worker in self.workers.values()) > 1 else ""
@@ -87,7 +93,8 @@ class StacxTrainer:
             KeyboardInterrupt: After a checkpoint of the last completed rollout was saved.
         """
         last: dict[str, float] = {}
-        with self._interrupts.installed():
+        with self._interrupts.installed(), closing(self.parts.engine):
+            self._send_weights()
             self._probe_parity()
             try:
                 if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
@@ -100,10 +107,15 @@ class StacxTrainer:
                 raise
         return last
 
+    def _send_weights(self) -> None:
+        policy = self.parts.policy
+        if policy.role.sync_to_rollout:
+            self.parts.engine.update_weights(policy.model, self.completed)
+
     def _probe_parity(self) -> None:
         """Compare engine, trainer and teacher where the engine plays the policy and nobody has switched it off."""
-        policy = next((w for w in self.parts.workers.values() if w.role.sync_to_rollout), None)
-        if policy is None or not self.args.parity_probe_limit:
+        policy = self.parts.policy
+        if not policy.role.sync_to_rollout or not self.args.parity_probe_limit:
             return
         trained = partial(policy_log_probs, policy)
         teacher = getattr(self.parts.roll_in, "teacher", None) if self.completed == 0 else None
@@ -119,6 +131,7 @@ class StacxTrainer:
         with self._interrupts.held():
             trained = self._update(batch)
             self.completed += 1
+            self._send_weights()
             self._position = self.parts.roll_in.state()
             metrics = {
                 "rollout": float(self.completed),
@@ -153,18 +166,12 @@ class StacxTrainer:
         return metrics
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
-        count = len(set(batch["rollout_ids"]))
-        size = min(self.args.global_batch_size, math.ceil(count / self.args.num_steps_per_rollout)) or 1
-        steps, dropped = optimizer_steps(batch["rollout_ids"], size)
-        if dropped and len(steps) < self.args.num_steps_per_rollout:
-            used = {position for step in steps for position in step}
-            steps.append([position for position in range(len(batch["tokens"])) if position not in used])
-            dropped = 0
+        count, epochs = self.args.num_steps_per_rollout, self.args.epochs_per_rollout
+        steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count)
         if dropped:
-            logger.warning("%d trailing responses do not fill a step of %d and are left out", dropped, size)
-        rollouts = self.parts.num_rollout - frozen_rollouts(worker)
-        total = rollouts * self.args.num_steps_per_rollout
-        results = [worker.train_step(select(batch, positions), total) for positions in steps]
+            logger.warning("%d trailing responses do not fill a step and are left out", dropped)
+        total = (self.parts.num_rollout - frozen_rollouts(worker)) * count * epochs
+        results = [worker.train_step(select(batch, positions), total) for positions in steps * epochs]
         assert worker.optimizer is not None
         metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}
         if results and "lr" in results[0]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacx_core.data.schedule import optimizer_steps
+from stacx_core.data.schedule import optimizer_steps, rollout_steps
 from stacx_core.errors import BatchError
 
 
@@ -32,3 +32,22 @@ def test_every_step_has_exactly_the_asked_number_of_rollouts(ids: list[int], siz
     assert len(used) == len(set(used))
     assert len({ids[position] for position in used}) + dropped == len(set(ids))
     assert dropped < size
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "size", "count", "lengths", "left_out"),
+    [
+        (6, 2, 3, [2, 2, 2], 0),
+        (5, 2, 3, [2, 2, 1], 0),
+        (7, 2, 3, [2, 2, 2], 1),
+        (8, 2, 3, [3, 3, 2], 0),
+        (2, 4, 2, [1, 1], 0),
+        (0, 4, 2, [], 0),
+    ],
+)
+def test_a_rollout_makes_the_steps_that_were_asked_for(
+    rollouts: int, size: int, count: int, lengths: list[int], left_out: int
+) -> None:
+    steps, dropped = rollout_steps(range(rollouts), size, count)
+    assert [len(step) for step in steps] == lengths
+    assert dropped == left_out

@@ -20,6 +20,7 @@ OPTIONS = {
     "tis": "--use-tis --num-steps-per-rollout 2",
     "engine log-probs": "--use-rollout-logprobs --num-steps-per-rollout 2",
     "two steps": "--num-steps-per-rollout 2 --eps-clip-high 0.28 --eps-clip-c 3",
+    "two epochs": "--epochs-per-rollout 2",
     "steps by size": "--global-batch-size 8",
     "scored first": "--recompute-log-probs",
     "entropy": "--entropy-coef 0.01",
@@ -59,7 +60,7 @@ def test_every_option_trains_with_finite_metrics(run: Any, name: str) -> None:
     first = lines[0]
     assert first["train/train_rollout_ratio"] == pytest.approx(1, abs=1e-4)
     assert first["train/train_rollout_abs_diff"] < 1e-4
-    assert first["train/updates"] == {"tis": 2, "engine log-probs": 2, "two steps": 2, "steps by size": 2}.get(name, 1)
+    assert first["train/updates"] == {"tis": 2, "engine log-probs": 2, "two steps": 2, "two epochs": 2, "steps by size": 2}.get(name, 1)
 
 
 def test_bf16_trains_with_finite_metrics(run: Any) -> None:

@@ -96,6 +96,17 @@ def test_two_updates_a_rollout_follow_the_schedule(train: Any, metrics: Any, tmp
     assert lines[20]["train/updates"] == 42
 
 
+def test_epochs_of_one_rollout_are_updates_on_the_same_rows(train: Any, metrics: Any, tmp_path: Path) -> None:
+    """All twelve rows three times over: one rollout gone through thrice, or three rollouts of all of them."""
+    flags = ["--rollout-batch-size", "12", "--lr", "1e-2", "--lr-decay-style", "linear"]
+    assert train("sft", *flags, "--num-rollout", "3").code == 0
+    assert train("sft", *flags, "--num-rollout", "1", "--epochs-per-rollout", "3", output="epochs").code == 0
+    three, (once,) = metrics(tmp_path / "run"), metrics(tmp_path / "epochs")
+    assert once["train/updates"] == 3
+    assert once["train/loss"] == pytest.approx(sum(line["train/loss"] for line in three) / 3, rel=1e-5)
+    assert three[2]["train/loss"] < three[1]["train/loss"] < three[0]["train/loss"]
+
+
 def test_the_saved_model_loads_into_transformers(train: Any, tmp_path: Path) -> None:
     assert train("sft", "--num-rollout", "1").code == 0
     folder = tmp_path / "run" / "checkpoints" / "latest" / "policy"

@@ -34,6 +34,8 @@ LABEL_KNOBS: tuple[Knob, ...] = (
          "corpus of the teacher's episodes.", "dagger", choices=("turn", "trajectory")),
     Knob("iter_sft_corpus_dir", str, None, "Folder that `stacx collect` wrote, for --dagger-sft-mode trajectory.",
          "dagger"),
+    Knob("dagger_replay", int, 0, "Episodes of earlier rollouts, drawn at random, that each rollout trains on again "
+         "beside its own: the growing data set of DAgger.", "dagger", minimum=0),
     Knob("dagger_turn_weight", str, "by_token", "Within an episode count every label token the same (by_token), or "
          "every turn (uniform).", "dagger", choices=("uniform", "by_token")),
 )  # fmt: skip
@@ -87,5 +89,9 @@ def check_online_dagger(args: Args) -> None:
                 "--iter-sft-corpus-dir is replayed only in --dagger-sft-mode trajectory; set that, or leave it out"
             )
         check_roll_in(args)
+    elif args.dagger_replay:
+        raise ConfigError(
+            "--dagger-replay has no effect on --dagger-sft-mode trajectory, whose corpus is whole; leave it out"
+        )
     elif args.iter_sft_corpus_dir is None:
         raise ConfigError("--dagger-sft-mode trajectory replays a corpus: name its folder with --iter-sft-corpus-dir")

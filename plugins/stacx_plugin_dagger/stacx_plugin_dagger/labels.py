@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stacx_core import (
@@ -21,8 +22,10 @@ from stacx_core import (
     TeacherAction,
     TeacherTurn,
     Turn,
+    sub_seed,
 )
 from stacx_plugin_dagger.driving import Driver
+from stacx_plugin_dagger.replay import LabelledEpisode, LabelStore
 from stacx_plugin_dagger.schedules import label_seed
 from stacx_plugin_dagger.table import Table
 
@@ -81,18 +84,21 @@ class LabelledRollout(RollIn):
     Each visited state gives one sample: the ids in front of the action and behind them the label, of which every
     token is trained. Where the teacher acted, its action is the label and nothing is asked. All samples of an episode
     share a rollout id, so that a long episode weighs as much as a short one. A label that the teacher failed to give,
-    under ``--teacher-failure drop`` or ``mask``, is left out.
+    under ``--teacher-failure drop`` or ``mask``, is left out. With ``--dagger-replay`` episodes of earlier rollouts
+    are mixed in.
     """
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.table = Table(args, tokenizer, context_length, scores=False)
         self.num_prompts = self.table.ground.num_tasks
+        self.store = LabelStore(args.output_dir) if args.dagger_replay else None
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The labelled states of the next episodes.
 
         Raises:
             TeacherError: the teacher failed, under ``--teacher-failure raise`` or too often.
+            DataError: labels of an earlier rollout, which are to be replayed, are missing.
         """
         played = self.table.play(rollout, engine)
         states = [
@@ -114,7 +120,20 @@ class LabelledRollout(RollIn):
             label_tokens=sum(len(answer.ids) for answer in answers if answer is not None),
             dropped_labels=len(samples) - len(fitting),
         )
-        return Rollout(fitting, metrics)
+        if self.store is None:
+            return Rollout(fitting, metrics)
+        fresh = [[s for s in fitting if s.rollout_id == number] for number in range(len(played.episodes))]
+        replayed = self._replayed(self.store, fresh, rollout)
+        return Rollout(replayed, {**metrics, "replayed_labels": float(len(replayed) - len(fitting))})
+
+    def _replayed(self, store: LabelStore, fresh: Sequence[LabelledEpisode], rollout: int) -> list[Sample]:
+        """The new episodes among old ones, in an order drawn at random, so that every step trains on both."""
+        args = self.table.args
+        store.add(rollout, fresh)
+        episodes = [*fresh, *store.draw(rollout, args.dagger_replay, args.seed)]
+        random.Random(sub_seed(args.seed, "replay order", rollout)).shuffle(episodes)
+        samples = [replace(sample, rollout_id=number) for number, episode in enumerate(episodes) for sample in episode]
+        return [replace(sample, index=index) for index, sample in enumerate(samples)]
 
     def _ask(self, driver: Driver, states: Sequence[State]) -> Sequence[TeacherAction | None]:
         """What the teacher would do in each state."""

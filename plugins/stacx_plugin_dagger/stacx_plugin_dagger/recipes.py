@@ -31,7 +31,7 @@ def _mixture(name: str, description: str, mode: str) -> TrainingConfig:
 def online_dagger() -> TrainingConfig:
     """DAgger: teacher and student share the driving, the teacher labels every state that either of them visits.
 
-    Ross, Gordon and Bagnell (2011), algorithm 3.1, without its growing data set: each rollout is trained on once.
+    Ross, Gordon and Bagnell (2011), algorithm 3.1, and its growing data set with ``--dagger-replay``.
     """
     policy = ModelRole(
         name="policy",

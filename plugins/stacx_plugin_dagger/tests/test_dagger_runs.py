@@ -157,6 +157,11 @@ def test_a_teacher_that_fails_is_counted_and_gives_no_number(
         ("online_dagger", ["--iter-sft-corpus-dir", "x"], "is replayed only in --dagger-sft-mode trajectory"),
         (
             "online_dagger",
+            ["--dagger-sft-mode", "trajectory", "--dagger-replay", "4"],
+            "--dagger-replay has no effect on --dagger-sft-mode trajectory",
+        ),
+        (
+            "online_dagger",
             ["--dagger-turn-weight", "uniform", "--loss-aggregation", "token_mean"],
             "does not weigh by episode",
         ),

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from stacx_core.rollout.sglang import keeper
+from stacx_core.rollout.sglang.launch import LaunchPlan
 
 HERE = Path(__file__).parent
 START_SECONDS = 240
@@ -42,7 +46,7 @@ class RunningServer:
 
     Args:
         url: Its address, without a slash at the end.
-        process: The leader of its process group.
+        process: Its keeper, which leads its process group.
         log: What it printed.
     """
 
@@ -59,9 +63,10 @@ class RunningServer:
             return json.loads(answer.read() or b"null")
 
     def end(self) -> None:
-        """Kill its processes and wait for the leader."""
+        """Kill its processes, stopped ones too, and wait."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGCONT)
+        self.process.terminate()
         self.process.wait()
 
 
@@ -95,16 +100,34 @@ def sglang_server(
         server.end()
 
 
+@pytest.fixture
+def launch_plan(sglang_python: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
+    """How Stacx starts servers of the shared model; sets the environment they need."""
+    for name, value in CPU_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    arguments = tuple(CPU_ARGUMENTS.split())
+    return LaunchPlan(sglang_python, "launch_cpu_server", str(llama), arguments, tmp_path / "sglang", START_SECONDS)
+
+
 def start(python: str, model: Path, arguments: tuple[str, ...], folder: Path) -> RunningServer:
     """Start a server and wait until it answers."""
     port = free_port()
-    command = [python, "-m", "launch_cpu_server", "--model-path", str(model), "--host", "127.0.0.1"]
-    command += ["--port", str(port), *CPU_ARGUMENTS.split(), *arguments]
+    command = [sys.executable, "-I", keeper.__file__, str(os.getpid()), python, "-m", "launch_cpu_server"]
+    command += [
+        "--model-path",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *CPU_ARGUMENTS.split(),
+        *arguments,
+    ]
     log = folder / "server.log"
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **CPU_ENVIRONMENT, "TMPDIR": str(folder)},
+            env={**os.environ, **CPU_ENVIRONMENT},
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -62,6 +62,11 @@ class RunningServer:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             return json.loads(answer.read() or b"null")
 
+    @property
+    def pid(self) -> int:
+        """The process that answers."""
+        return next(keeper.descendants(self.process.pid))
+
     def end(self) -> None:
         """Kill its processes, stopped ones too, and wait."""
         with contextlib.suppress(ProcessLookupError):

@@ -27,6 +27,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_SECONDS = 1.0
 """How often the shared memory is noted: what a server mapped can no longer be told once it is dead."""
 
+END_SECONDS = 30.0
+"""How long processes may take to die: one that waits for a broken device does not."""
+
 SHARED_MEMORY = "/dev/shm/"
 
 
@@ -71,7 +74,11 @@ def wait(server: int, parent: int, mapped: set[str]) -> None:
 
 def end_descendants(mapped: set[str]) -> None:
     """Kill all processes below this one, those started meanwhile too, and reap them."""
+    deadline = time.monotonic() + END_SECONDS
     while processes := list(descendants(os.getpid())):
+        if time.monotonic() > deadline:
+            print(f"keeper: processes {processes} do not die", file=sys.stderr)
+            return
         for process in processes:
             mapped |= shared_memory(process)
         for process in processes:

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -79,7 +80,7 @@ class LaunchPlan:
         if not sys.platform.startswith("linux"):
             raise ConfigError("--sglang-launch needs Linux; start the servers yourself and name them with --sglang-url")
         python = args.sglang_python or sys.executable
-        if not os.access(python, os.X_OK):
+        if shutil.which(python) is None:
             raise ConfigError(f"--sglang-python {python!r} is no program; name an interpreter that has sglang")
         extra = tuple(shlex.split(args.sglang_args))
         return cls(python, args.sglang_module, model, extra, folder, args.sglang_start_timeout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -35,16 +36,18 @@ class Supervisor:
         self._slots = [Slot(index, plan, ports, watch or Watch(), self._quiet, self._closing) for index in range(count)]
 
     def start(self) -> list[str]:
-        """Start all servers at a time, wait until they are ready, and return their URLs; from then on `watch` them.
+        """Start all servers at a time, wait until they are ready, and return their URLs.
 
         Raises:
-            EngineError: One did not start; the others are ended.
+            EngineError: One did not start; the others are ended at once.
         """
         atexit.register(self.close)
         try:
             for slot in self._slots:
                 slot.thread.start()
-            return [slot.started.result() for slot in self._slots]
+            wait([slot.started for slot in self._slots], return_when=FIRST_EXCEPTION)
+            failed = [slot.started for slot in self._slots if slot.started.done() and slot.started.exception()]
+            return [future.result() for future in failed or [slot.started for slot in self._slots]]
         except BaseException:
             self.close()
             raise

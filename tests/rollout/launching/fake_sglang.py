@@ -21,7 +21,7 @@ for name in (
     "--served-model-name",
     "--tokenizer-path",
     "--mark",
-    "--exit-after",
+    "--bad",
     "--until",
     "--sick",
 ):
@@ -60,9 +60,8 @@ def litter() -> mmap.mmap:
     return mapped
 
 
-if given.exit_after is not None:
+if given.bad == "1":
     print(f"no such model: {given.model_path}", flush=True)
-    time.sleep(float(given.exit_after))
     sys.exit(3)
 if given.until is not None:
     while not Path(given.until).exists():

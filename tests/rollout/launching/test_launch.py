@@ -91,7 +91,7 @@ def test_ports_that_are_always_taken_end_the_start(plan, traces, closing):
 
 def test_a_server_that_exits_is_told_with_its_last_words(plan, traces, closing, tmp_path):
     with pytest.raises(EngineError, match="server 2 exited with code 3") as caught:
-        launch(plan("--exit-after", "0"), 2, closing)
+        launch(plan("--bad", "1"), 2, closing)
     assert "no such model: the/model" in str(caught.value)
     assert str(tmp_path / "sglang" / "server_2.log") in str(caught.value)
     assert traces.all() == []
@@ -100,7 +100,7 @@ def test_a_server_that_exits_is_told_with_its_last_words(plan, traces, closing, 
 def test_the_words_of_an_earlier_server_are_not_told_again(plan, closing):
     for _ in range(2):
         with pytest.raises(EngineError) as caught:
-            launch(plan("--exit-after", "0"), 0, closing)
+            launch(plan("--bad", "1"), 0, closing)
     assert str(caught.value).count("no such model") == 1
 
 

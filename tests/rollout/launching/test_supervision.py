@@ -167,13 +167,22 @@ def test_a_server_that_cannot_be_brought_up_to_date_does_not_come_back(plan, tra
     assert traces.all() == []
 
 
-def test_closing_does_not_wait_for_a_stopped_server(plan, traces, told):
+def connections(url):
+    """How many are established to a server, after /proc/net/tcp."""
+    end = f":{int(url.rpartition(':')[2]):04X}"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(end) and row[3] == "01" for row in rows)
+
+
+def test_closing_does_not_wait_for_a_stopped_server(plan, traces, told, eventually):
     supervisor = Supervisor(plan(), 1, Watch(interval=0.1, timeout=300.0))
-    supervisor.start()
-    supervisor.attach(told)
+    (url,) = supervisor.start()
     os.kill(leader(supervisor, traces, 0), signal.SIGSTOP)
-    time.sleep(0.5)
+    supervisor.attach(told)
+    eventually(lambda: connections(url))
+    start = time.monotonic()
     supervisor.close()
+    assert time.monotonic() - start < SECONDS
     assert traces.all() == []
     supervisor.close()
 

@@ -19,8 +19,9 @@ import nox
 ROOT = Path(__file__).parent
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 TORCH = next(line for line in REQUIREMENTS if line.startswith("torch=="))
+SGLANG = "sglang==0.5.23"
 
-CI_SESSIONS = ("lint", "types", "docs", "trl", "wheels")
+CI_SESSIONS = ("lint", "types", "docs", "trl", "wheels", "sglang")
 """What CI runs after the README's test command."""
 
 nox.needs_version = ">=2025.5"
@@ -151,6 +152,23 @@ def trl(session: nox.Session) -> None:
     # Without TRL the tests would be skipped.
     session.run("python", "-c", "import trl")
     session.run("python", "-m", "pytest", "tests/parity", *session.posargs)
+
+
+@nox.session
+def sglang(session: nox.Session) -> None:
+    """Test against real SGLang servers on the CPU; arguments go to pytest.
+
+    The servers run in the session's environment, whose pins are at odds with those of the project, and the tests in
+    the one nox was started from.
+    """
+    session.install(TORCH)
+    session.install("-r", "tests/sglang/requirements.txt")
+    # It asks for GPU packages that a CPU server does without.
+    session.install("--no-deps", SGLANG)
+    interpreter = shutil.which("python", path=session.bin)
+    assert interpreter is not None
+    session.env["STACX_SGLANG_PYTHON"] = interpreter
+    python(session, "pytest", *(session.posargs or ["tests/sglang"]))
 
 
 @nox.session

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,3 +279,69 @@ def metrics() -> Callable[[Path], list[dict[str, float]]]:
         return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
     return read
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What carries the mark of a test."""
+
+    mark: str
+    temporary: Path
+
+    def processes(self) -> list[int]:
+        """Those that inherited the mark; one that has ended but was not collected does not count."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def servers(self) -> list[int]:
+        """The main processes of servers, which their keepers started."""
+        from stacx_core.rollout.sglang.keeper import parent_of
+
+        return [pid for pid in self.processes() if is_keeper(parent_of(Path(f"/proc/{pid}")) or 0)]
+
+    def all(self) -> list[object]:
+        """Processes, temporary files and shared memory."""
+        return [*self.processes(), *self.temporary.iterdir(), *Path("/dev/shm").glob(f"*{self.mark}*")]
+
+
+def command_of(pid: int) -> bytes:
+    """The arguments of a process, each after a zero byte."""
+    try:
+        return b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_keeper(pid: int) -> bool:
+    """Whether a process only looks after a server."""
+    return b"keeper.py\0" in command_of(pid)
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    """Mark every process that this test starts."""
+    mark = uuid.uuid4().hex
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))
+    monkeypatch.setenv("STACX_TEST_MARK", mark)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    yield Traces(mark, temporary)
+    shutil.rmtree(temporary)
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """Wait until something holds: `eventually(holds, seconds=20)`; it fails with the last value."""
+
+    def wait(holds: Callable[[], object], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not (value := holds()):
+            assert time.monotonic() < deadline, f"not within {seconds} s: {value!r}"
+            time.sleep(0.05)
+
+    return wait

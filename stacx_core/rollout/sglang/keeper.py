@@ -1,0 +1,147 @@
+"""Run a command and leave nothing of it behind: `python -I keeper.py PARENT COMMAND...`.
+
+A keeper stands between a run and a server that the run launched. It waits for whichever ends first: the server, the
+run, or its own SIGTERM. Then it kills every process that descends from the server, and removes the server's folder
+of temporary files and the shared memory that these processes had mapped. So a run that is itself killed with
+SIGKILL leaves no server. It imports nothing but the standard library, and needs Linux.
+
+The server is killed rather than asked: SGLang takes up to 5 s to react to SIGTERM, and leaves its shared memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LOOK_SECONDS = 1.0
+"""How often the shared memory is noted: what a server mapped can no longer be told once it is dead."""
+
+END_SECONDS = 30.0
+"""How long processes may take to die: one that waits for a broken device does not."""
+
+SHARED_MEMORY = "/dev/shm/"
+
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Run the command until it or the parent ends; return its exit status, 0 when it was this program that ended it."""
+    for number in STOPS:
+        signal.signal(number, _stop)
+    control(PR_SET_CHILD_SUBREAPER, 1)
+    # Not in the run's folder: the path of a Unix socket must be short.
+    scratch = tempfile.mkdtemp(prefix="stacx-sglang-")
+    mapped: set[str] = set()
+    server = None
+    try:
+        watched = os.pidfd_open(parent)
+        if os.getppid() == parent:
+            server = subprocess.Popen(command, env={**os.environ, "TMPDIR": scratch}, preexec_fn=_die_with_keeper)
+            wait(os.pidfd_open(server.pid), watched, mapped)
+    except (SystemExit, ProcessLookupError):
+        pass  # Told to stop, or the parent is gone already.
+    finally:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        status = server.poll() if server else None
+        end_descendants(mapped)
+        for path in mapped:
+            Path(path).unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return status or 0
+
+
+def wait(server: int, parent: int, mapped: set[str]) -> None:
+    """Return when one of the two processes (as pid descriptors) has ended; note shared memory meanwhile."""
+    ended: list[int] = []
+    while not ended:
+        ended, _, _ = select.select([server, parent], [], [], LOOK_SECONDS)
+        for process in descendants(os.getpid()):
+            mapped |= shared_memory(process)
+
+
+def end_descendants(mapped: set[str]) -> None:
+    """Kill all processes below this one, those started meanwhile too, and reap them."""
+    deadline = time.monotonic() + END_SECONDS
+    while processes := list(descendants(os.getpid())):
+        if time.monotonic() > deadline:
+            print(f"keeper: processes {processes} do not die", file=sys.stderr)
+            return
+        for process in processes:
+            mapped |= shared_memory(process)
+        for process in processes:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap()
+        time.sleep(0.01)
+
+
+def reap() -> None:
+    """Collect every child that has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def descendants(of: int) -> Iterator[int]:
+    """Processes below one; a keeper inherits orphans of those below it, as their subreaper."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := parent_of(entry)):
+            children.setdefault(parent, []).append(int(entry.name))
+    waiting = children.get(of, [])
+    while waiting:
+        process = waiting.pop()
+        waiting.extend(children.get(process, []))
+        yield process
+
+
+def parent_of(entry: Path) -> int | None:
+    """The parent of a process of /proc, `None` when it is gone."""
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def shared_memory(process: int) -> set[str]:
+    """Files of /dev/shm that a process has mapped."""
+    try:
+        lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {line[at:] for line in lines if (at := line.find(SHARED_MEMORY)) >= 0 and not line.endswith("(deleted)")}
+
+
+def control(option: int, value: int) -> None:
+    """Set an attribute of this process, where the C library knows how."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_keeper() -> None:
+    control(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), sys.argv[2:])
+    sys.exit(code if code >= 0 else 128 - code)

@@ -75,6 +75,10 @@ class RewardError(StacxError, RuntimeError):
     """A reward function that failed or returned what is no reward."""
 
 
+class EngineError(StacxError, RuntimeError):
+    """A rollout or teacher server that does not answer, refuses, or answers with what is no answer; names its URL."""
+
+
 class TeacherError(StacxError, RuntimeError):
     """A teacher that does not answer, or answers with what is no score."""
 

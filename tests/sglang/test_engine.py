@@ -166,7 +166,7 @@ def test_a_server_whose_log_probs_ignore_the_temperature_is_refused(
     requests = [GenerationRequest([5, 6], [1])]
     assert engine.scaling == Scaling(inputs=False, outputs=False)
     assert engine.generate(requests, SamplingParams(2))
-    with pytest.raises(ConfigError, match="tell log-probs at temperature 1, whatever they sample at, here 0.7"):
+    with pytest.raises(ConfigError, match=r"tell log-probs at temperature 1, whatever they sample at, here 0\.7"):
         engine.generate(requests, SamplingParams(2, temperature=0.7))
     server.end()
 
@@ -190,5 +190,5 @@ def test_the_engine_scores_with_the_policys_weights(engine: SGLangEngine, model:
     for score, other in zip(engine.score(samples, 200, 1.0), local.score(samples, 200, 1.0), strict=True):
         assert score.log_probs == pytest.approx(other.log_probs, abs=1e-4)
         assert score.topk_ids == other.topk_ids
-    with pytest.raises(ConfigError, match="at temperature 1 only, and the run is at 0.7"):
+    with pytest.raises(ConfigError, match=r"at temperature 1 only, and the run is at 0\.7"):
         engine.score(samples, 0, 0.7)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from stacx_core import Args, ConfigError, Sample, SamplingParams, TeacherTurn
-from stacx_core.backends.model import load_tokenizer
+from stacx_core.backends.model import load_model, load_tokenizer
 from stacx_core.rollout.engine import GenerationRequest
 from stacx_core.rollout.local import LocalEngine
 from stacx_core.rollout.sglang.knobs_engine import ENGINE_KNOBS
@@ -115,23 +115,17 @@ def test_the_students_ids_are_queried_position_by_position(teacher: SGLangTeache
         torch.testing.assert_close(torch.tensor(answer), rows, atol=1e-4, rtol=0)
 
 
-def test_it_acts_as_its_model_would(teacher: SGLangTeacher, large: Path, sglang_server: Callable[..., Any]) -> None:
+def test_it_acts_as_its_model_would(teacher: SGLangTeacher, large: Path) -> None:
     turns = [TeacherTurn(sample.tokens[: sample.prompt_length], "", 0) for sample in samples(VOCABULARY)]
     greedy = SamplingParams(12, temperature=0)
-    local = LocalEngine(_model(large), [0], 16)
+    local = LocalEngine(load_model(str(large), torch.float32, torch.device("cpu")), [0], 16)
     others = local.generate([GenerationRequest(turn.context, [0]) for turn in turns], greedy)
     for action, (other,) in zip(teacher.act(turns, greedy), others, strict=True):
         assert not isinstance(action, Exception)
         assert action.ids == other.ids
 
 
-def _model(folder: Path) -> Any:
-    from stacx_core.backends.model import load_model
-
-    return load_model(str(folder), torch.float32, torch.device("cpu"))
-
-
-def test_what_would_kill_the_server_is_not_sent(teacher: SGLangTeacher, sglang_server: Callable[..., Any]) -> None:
+def test_what_would_kill_the_server_is_not_sent(teacher: SGLangTeacher) -> None:
     with pytest.raises(ConfigError, match="the 98 likeliest of 97 token ids were asked for; ask for at most 97"):
         teacher.score(samples(VOCABULARY), VOCABULARY + 1)
     with pytest.raises(ConfigError, match="sample 4: the token id 100 was not sent; the server's model has 0 to 99"):
@@ -146,10 +140,11 @@ def test_another_temperature_is_refused_at_the_start(args: Callable[..., Args], 
 
 
 def test_a_sample_beyond_the_servers_context_is_refused_by_name(args: Callable[..., Args], llama: Path) -> None:
+    """A server takes six tokens fewer than its context of 256 has."""
     teacher = load_teacher(args(), load_tokenizer(str(llama)), scores=True)
     assert isinstance(teacher, GuardedTeacher)
-    with pytest.raises(ServerRefused, match=r"http://127\.0\.0\.1:\d+/generate answered 400: .*256"):
-        teacher.label([Sample(index=0, tokens=[5] * 256, response_length=3)], 0)
-    longest = Sample(index=0, tokens=[5] * 255, response_length=3)
+    with pytest.raises(ServerRefused, match=r"http://127\.0\.0\.1:\d+/generate answered 400: .*250 tokens"):
+        teacher.label([Sample(index=0, tokens=[5] * 251, response_length=3)], 0)
+    longest = Sample(index=0, tokens=[5] * 250, response_length=3)
     teacher.label([longest], 2)
     assert longest.teacher_topk_ids is not None

@@ -24,7 +24,8 @@ class SGLangTeacher:
     """Scores and acts on the servers of ``--teacher-url``, which hold one model.
 
     A sample or state that the servers fail on is answered with the error, so that the others of its batch count. The
-    model may have more ids than the policy, as padding; those are never among the likeliest ones it tells.
+    model may have more ids than the policy, as padding; those are never among the likeliest ones it tells. A server
+    scores texts of up to six tokens fewer than its ``--context-length``.
 
     Args:
         args: The resolved knobs. ``teacher_load`` names the same model on this machine, for its tokenizer and its

@@ -53,7 +53,7 @@ class SGLangServer:
         return f"SGLangServer({self.url!r})"
 
     async def post(self, path: str, body: Any, timeout: float) -> Any:
-        """The JSON that a POST answers with, ``None`` for an empty body.
+        """What a POST answers with: JSON, the text where it is of another kind, or ``None`` when it is empty.
 
         Args:
             path: Starts with a slash.
@@ -61,7 +61,7 @@ class SGLangServer:
             timeout: Seconds for the whole answer.
 
         Raises:
-            ServerUnavailable: Refused, reset or late connections, statuses worth another try, or no JSON.
+            ServerUnavailable: Refused, reset or late connections, statuses worth another try, or broken JSON.
             ServerRefused: Any other status than 200.
         """
         return await self._call("POST", path, json.dumps(body).encode(), timeout)
@@ -88,10 +88,12 @@ class SGLangServer:
     def _decoded(self, path: str, answer: httpx.Response) -> Any:
         if not answer.content:
             return None
+        if "json" not in answer.headers.get("Content-Type", ""):
+            return answer.text
         try:
             return json.loads(answer.content)
         except ValueError as error:
-            raise ServerUnavailable(f"{self.url}{path} answered with what is no JSON: {_words(answer)}") from error
+            raise ServerUnavailable(f"{self.url}{path} answered with broken JSON: {_words(answer)}") from error
 
 
 def _words(answer: httpx.Response) -> str:

@@ -174,6 +174,7 @@ class FakeServer:
                 content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
+                self.send_header("Content-Type", "text/html" if content.startswith(b"<") else "application/json")
                 self.end_headers()
                 self.wfile.write(content)
 

@@ -16,8 +16,8 @@ from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, S
 
 T = TypeVar("T")
 Send = Callable[[SGLangServer], Awaitable[T]]
-OnLost = Callable[[SGLangServer, EngineError], bool]
-"""Told of a server and its first failure, in the loop's thread; true when the server will be put back."""
+OnLost = Callable[[int, EngineError], bool]
+"""Told of a server's number and its first failure, in the loop's thread; true when the server will be back."""
 
 HEALTH_SECONDS = 30.0
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ServerPool:
     Args:
         servers: At least one.
         limits: See :class:`Limits`.
-        on_lost: Told when a server is taken out.
+        on_lost: Told when a server is taken out by the pool itself; may promise that it will be :meth:`back`.
         loop: Where everything happens; the process's shared loop by default.
     """
 
@@ -95,8 +95,8 @@ class ServerPool:
 
     @property
     def servers(self) -> list[SGLangServer]:
-        """Those that were not taken out for good."""
-        return [member.server for member in self._members if member.state is not _State.LOST]
+        """Those that were not taken out."""
+        return [member.server for member in self._members if member.state in (_State.UP, _State.AWAY)]
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What a coroutine that talks to the servers returns or raises."""
@@ -106,13 +106,18 @@ class ServerPool:
         """Start a coroutine and return what cancels it."""
         return self._loop.submit(coroutine).cancel
 
-    def take_out(self, server: SGLangServer, cause: EngineError) -> None:
-        """Give a server no more requests, and what it is doing to others; from any thread."""
-        self._loop.call(self._failed_for_good, self._member(server), cause)
+    def lost(self, index: int, cause: EngineError) -> None:
+        """Give a server nothing until it is back, and what it was doing to others; from any thread."""
+        self._loop.call(self._remove, self._members[index], cause, _State.AWAITED)
 
-    def put_back(self, server: SGLangServer) -> None:
-        """Give a server requests again, as if it had never failed; from any thread."""
-        self._loop.call(self._healed, self._member(server))
+    def gone(self, index: int, cause: EngineError) -> None:
+        """Like :meth:`lost`, for good."""
+        self._loop.call(self._remove, self._members[index], cause, _State.LOST)
+
+    def back(self, index: int, url: str) -> None:
+        """Give a server requests again, as if it had never failed, wherever it is now; from any thread."""
+        member = self._members[index]
+        self._loop.call(self._return, member, SGLangServer(url, member.server.key))
 
     async def every(self, call: Send[T]) -> list[T]:
         """What a call answers at each server that was not taken out, all at a time; raises the first error."""
@@ -228,29 +233,29 @@ class ServerPool:
         self._dispatch()
 
     def _failed_for_good(self, member: _Member, cause: EngineError) -> None:
-        if member.state in (_State.AWAITED, _State.LOST):
+        promised = self.on_lost is not None and self.on_lost(self._members.index(member), cause)
+        self._remove(member, cause, _State.AWAITED if promised else _State.LOST)
+
+    def _remove(self, member: _Member, cause: EngineError, state: _State) -> None:
+        if member.state is _State.LOST:
             return
         logger.error("%s is taken out of rotation: %s", member.server.url, cause)
-        member.cause = cause
-        self._first = self._first or cause
         self._stop_recovery(member)
-        member.state = _State.AWAITED if self.on_lost and self.on_lost(member.server, cause) else _State.LOST
+        self._first = self._first or cause
+        member.state, member.cause = state, cause
         for task in list(member.running):
             task.cancel()
         self._dispatch()
 
-    def _healed(self, member: _Member) -> None:
+    def _return(self, member: _Member, server: SGLangServer) -> None:
         self._stop_recovery(member)
-        member.state, member.failures, member.cause = _State.UP, 0, None
+        member.server, member.state, member.failures, member.cause = server, _State.UP, 0, None
         self._dispatch()
 
     def _stop_recovery(self, member: _Member) -> None:
         if member.recovery is not None and member.recovery is not asyncio.current_task():
             member.recovery.cancel()
         member.recovery = None
-
-    def _member(self, server: SGLangServer) -> _Member:
-        return next(member for member in self._members if member.server is server)
 
 
 def servers_of(flag: str, urls: str | None) -> Sequence[SGLangServer]:

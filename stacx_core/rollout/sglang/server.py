@@ -41,6 +41,7 @@ class SGLangServer:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.strip().rstrip("/")
+        self.key = key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         try:
             parts = httpx.URL(self.url)

@@ -217,8 +217,8 @@ def test_a_server_that_dies_in_the_middle_leaves_its_work_to_the_other(fake: Any
 def test_the_first_cause_is_told_when_no_server_is_left(fake: Any) -> None:
     first, second = fake(always=503), fake(always="hold")
     first.healthy = False
-    lost: list[str] = []
-    engine = engine_of(first, second, on_lost=lambda server, cause: lost.append(server.url), retries=1)
+    lost: list[int] = []
+    engine = engine_of(first, second, on_lost=lambda index, cause: bool(lost.append(index)), retries=1)
     failures: list[Exception] = []
 
     def call() -> None:
@@ -238,7 +238,7 @@ def test_the_first_cause_is_told_when_no_server_is_left(fake: Any) -> None:
     cause = rf"no SGLang server is left; the first was lost because {first.url}/generate answered 503: no such luck"
     with pytest.raises(EngineError, match=rf"{cause}\n  {second.url}/generate: "):
         engine.generate([REQUEST], GREEDY)
-    assert lost == [first.url, second.url]
+    assert lost == [0, 1]
     assert len(failures) == 1
 
 
@@ -250,32 +250,47 @@ def test_a_server_taken_out_hands_over_what_it_was_doing(fake: Any) -> None:
     caller = threading.Thread(target=lambda: answers.append(ids_of(engine, 10)))
     caller.start()
     stopped.wait_for(5)
-    engine.pool.take_out(engine.pool.servers[0], EngineError("it was stopped"))
+    engine.pool.gone(0, EngineError("it was stopped"))
     caller.join(20)
     assert answers == [[ANSWER] * 10]
     assert len(other.bodies) == 10
 
 
-def test_requests_wait_for_a_server_that_somebody_brings_back(fake: Any) -> None:
-    server = fake("reset", "reset")
-    lost: list[SGLangServer] = []
-    gone = threading.Event()
+def test_requests_wait_for_a_server_that_somebody_brings_back_elsewhere(fake: Any) -> None:
+    server, heir = fake(always="reset"), fake()
+    server.healthy = False
+    asked = threading.Event()
 
-    def restart(server: SGLangServer, cause: EngineError) -> bool:
-        lost.append(server)
-        gone.set()
+    def restart(index: int, cause: EngineError) -> bool:
+        assert (index, server.url in str(cause)) == (0, True)
+        asked.set()
         return True
 
     engine = engine_of(server, on_lost=restart, retries=1)
-    server.healthy = False
     answers: list[list[list[int]]] = []
-    caller = threading.Thread(target=lambda: answers.append(ids_of(engine, 1)))
+    caller = threading.Thread(target=lambda: answers.append(ids_of(engine)))
     caller.start()
-    assert gone.wait(20)
-    server.faults.clear()
-    engine.pool.put_back(lost[0])
+    assert asked.wait(20)
+    engine.pool.back(0, heir.url)
     caller.join(20)
     assert answers == [[ANSWER]]
+    assert [s.url for s in engine.pool.servers] == [heir.url]
+
+
+def test_requests_end_when_a_server_does_not_come_back_after_all(fake: Any) -> None:
+    server = fake(always="hold")
+    engine = engine_of(server)
+
+    def give_up() -> None:
+        server.wait_for(1)
+        engine.pool.lost(0, EngineError("it was stopped"))
+        engine.pool.gone(0, EngineError("it would not start"))
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    with pytest.raises(EngineError, match="the first was lost because it was stopped\n  it would not start"):
+        ids_of(engine)
+    thread.join()
 
 
 def test_no_more_requests_are_under_way_than_allowed_and_the_least_loaded_server_is_asked(fake: Any) -> None:

@@ -13,6 +13,7 @@ from stacx_core.errors import ParityError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.teachers.guarded import GuardedTeacher
+from stacx_core.rollout.teachers.loading import MODEL, SGLANG
 from stacx_core.seeds import sub_seed
 
 TEXT = "The quick brown fox jumps over the lazy dog; 2 + 2 = 4."
@@ -52,7 +53,7 @@ def probe_parity(
     engines = sample.rollout_log_probs or []
     gaps = {"engine_gap": _gap(trained, engines)}
     _check("engine", gaps["engine_gap"], args.parity_probe_limit, trained, engines)
-    if teacher is not None and args.teacher == "model":
+    if teacher is not None and args.teacher in (MODEL, SGLANG):
         (score,) = teacher.score([sample], 0)
         gaps["teacher_gap"] = _gap(trained, score.log_probs)
         if args.teacher_load == args.hf_checkpoint:

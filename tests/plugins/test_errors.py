@@ -31,6 +31,7 @@ def test_exit_codes() -> None:
         "DataError": 2,
         "BatchError": 1,
         "RewardError": 1,
+        "EngineError": 1,
         "TeacherError": 1,
         "ParityError": 1,
         "EpisodeError": 1,

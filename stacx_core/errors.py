@@ -87,6 +87,22 @@ class EpisodeError(StacxError, RuntimeError):
     """An environment that failed every episode of a rollout."""
 
 
+class EngineError(StacxError, RuntimeError):
+    """A rollout engine that does not answer, or answers with an error; names its address and what it said."""
+
+
+class WeightSyncError(EngineError):
+    """Weights that do not fit a server's model, or did not reach it.
+
+    Attributes:
+        url: The server's address, or "" when no single one is to blame.
+    """
+
+    def __init__(self, message: str, *hints: str, url: str = "") -> None:
+        super().__init__(message, *hints)
+        self.url = url
+
+
 class NonFiniteError(StacxError, ArithmeticError):
     """A loss, gradient or weight that is NaN or infinite."""
 

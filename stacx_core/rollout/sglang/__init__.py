@@ -1,0 +1,1 @@
+"""SGLang servers: where users outgrow the in-process engine."""

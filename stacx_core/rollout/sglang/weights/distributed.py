@@ -1,0 +1,142 @@
+"""Weights through a process group of torch, which the trainer and one server form for one update.
+
+A group per server, and per update: a server that fails, leaves or comes back concerns no other, and nothing is left
+of a run that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from stacx_core.errors import EngineError, WeightSyncError
+from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
+from stacx_core.rollout.sglang.weights.plan import Plan
+from stacx_core.rollout.sglang.weights.served import ServedModel
+from stacx_core.rollout.sglang.weights.transport import BucketTransport, deliver, described, last
+
+POLL_SECONDS = 0.005
+
+
+class Group:
+    """The trainer, rank 0, and the processes of a server."""
+
+    def __init__(self, target: ServedModel, timeout: float) -> None:
+        self.target = target
+        self.timeout = timeout
+        self.name = f"stacx_{secrets.token_hex(8)}"
+        self.size = 1 + target.tp_size
+        on_gpu = target.device.startswith("cuda") and torch.cuda.is_available()
+        self.device, self.backend = ("cuda", "nccl") if on_gpu else ("cpu", "gloo")
+        self._group: Any = None
+
+    async def open(self) -> None:
+        """Meet the server at a port that the system chose.
+
+        Raises:
+            WeightSyncError: It does not come.
+        """
+        address = _own_address(self.target.url)
+        span = timedelta(seconds=self.timeout)
+        store = c10d.TCPStore(address, 0, self.size, True, span, wait_for_workers=False)
+        joining = asyncio.create_task(self._invite(address, store.port))
+        while store.num_keys() == 0 and not joining.done():  # joining blocks, so first see that it is on its way
+            await asyncio.sleep(POLL_SECONDS)
+        if not joining.done() or joining.exception() is None:
+            self._group = await asyncio.to_thread(self._join, store, span)
+        await joining
+
+    async def _invite(self, address: str, port: int) -> None:
+        payload = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": self.size}
+        payload |= {"group_name": self.name, "backend": self.backend}
+        try:
+            await self.target.server.post("/init_weights_update_group", payload, self.timeout)
+        except EngineError as error:
+            raise WeightSyncError(
+                f"{self.target.url} does not join the trainer's process group at {address}:{port}: {error}",
+                "the server must reach that address; --update-weight-mode tensor needs no connection back",
+                url=self.target.url,
+            ) from error
+
+    def _join(self, store: c10d.Store, timeout: timedelta) -> Any:
+        """As SGLang does on its side: a group beside, and without, the default one."""
+        group, _ = c10d._new_process_group_helper(
+            self.size,
+            0,
+            [],
+            dist.Backend(self.backend),
+            c10d.PrefixStore(self.name, store),
+            group_name=c10d.GroupName(self.name),
+            timeout=timeout,
+        )
+        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.size)}
+        return group
+
+    async def broadcast(self, plan: Plan, number: int) -> None:
+        """Announce a bucket, and send its tensors one by one.
+
+        Raises:
+            WeightSyncError: The server did not take it.
+        """
+        named = [(name, tensor.to(self.device)) for name, tensor in plan.bucket(plan.buckets[number])]
+        payload = {
+            "names": [name for name, _ in named],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in named],
+            "shapes": [list(tensor.shape) for _, tensor in named],
+            "group_name": self.name,
+            "flush_cache": last(plan, number),
+        }
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        works = [self._group.broadcast([tensor], options) for _, tensor in named]
+        await deliver(self.target, "/update_weights_from_distributed", payload, self.timeout, described(plan, number))
+        for work in works:  # it answered, so it has them
+            work.wait()
+
+    async def close(self) -> None:
+        """Leave the group; the server first, which ends a broadcast that it does not take."""
+        if self._group is None:
+            return
+        group, self._group = self._group, None
+        try:
+            await self.target.server.post("/destroy_weights_update_group", {"group_name": self.name}, self.timeout)
+        finally:
+            await asyncio.to_thread(dist.destroy_process_group, group)
+
+
+class DistributedTransport(BucketTransport):
+    """Broadcasts tensors: gloo on CPUs, NCCL where both sides have GPUs."""
+
+    def __init__(self) -> None:
+        self._groups: list[Group] = []
+
+    async def send(self, plan: Plan, version: str, timeout: float) -> None:
+        """Form a group with every server, send all buckets, and part."""
+        self._groups = [Group(target, timeout) for target in plan.targets]
+        try:
+            await everywhere(self._groups, Group.open)
+            await super().send(plan, version, timeout)
+        except BaseException:
+            await failures(self._groups, Group.close)
+            raise
+        await everywhere(self._groups, Group.close)
+
+    async def send_bucket(self, plan: Plan, number: int, timeout: float) -> None:
+        """Broadcast a bucket to all servers."""
+        await everywhere(self._groups, lambda group: group.broadcast(plan, number))
+
+
+def _own_address(url: str) -> str:
+    """The address of this machine on its way to a server."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))
+        return str(probe.getsockname()[0])

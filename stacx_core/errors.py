@@ -75,20 +75,8 @@ class RewardError(StacxError, RuntimeError):
     """A reward function that failed or returned what is no reward."""
 
 
-class TeacherError(StacxError, RuntimeError):
-    """A teacher that does not answer, or answers with what is no score."""
-
-
-class ParityError(StacxError, RuntimeError):
-    """Two parts of a run that say different things of the same tokens."""
-
-
-class EpisodeError(StacxError, RuntimeError):
-    """An environment that failed every episode of a rollout."""
-
-
 class EngineError(StacxError, RuntimeError):
-    """A rollout engine that does not answer, or answers with an error; names its address and what it said."""
+    """A rollout or teacher server that does not answer, refuses, or answers with what is no answer; names its URL."""
 
 
 class WeightSyncError(EngineError):
@@ -101,6 +89,18 @@ class WeightSyncError(EngineError):
     def __init__(self, message: str, *hints: str, url: str = "") -> None:
         super().__init__(message, *hints)
         self.url = url
+
+
+class TeacherError(StacxError, RuntimeError):
+    """A teacher that does not answer, or answers with what is no score."""
+
+
+class ParityError(StacxError, RuntimeError):
+    """Two parts of a run that say different things of the same tokens."""
+
+
+class EpisodeError(StacxError, RuntimeError):
+    """An environment that failed every episode of a rollout."""
 
 
 class NonFiniteError(StacxError, ArithmeticError):

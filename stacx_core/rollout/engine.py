@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 
@@ -39,12 +39,15 @@ class Generation:
     Args:
         ids: Sampled token ids, the stop token included when there is one.
         log_probs: Log-probability of each id under the full softmax at the sampling temperature (at 1 when greedy).
-        finish: ``stop`` for a stop token, ``length`` when cut at the limit.
+        finish: ``stop`` for a stop token, ``length`` when cut at the limit, ``abort`` when it was stopped half-way;
+            ``generate`` returns none of the last kind.
+        weight_versions: Label of the weights that sampled each id, where the engine has labels; else empty.
     """
 
     ids: list[int]
     log_probs: list[float]
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "abort"]
+    weight_versions: list[str] = field(default_factory=list)
 
 
 class RolloutEngine(Protocol):

@@ -1,1 +1,1 @@
-"""SGLang servers: where users outgrow the in-process engine."""
+"""Rollouts and teachers on SGLang servers; imported only when such a server is asked for."""

@@ -191,7 +191,8 @@ class GuardedTeacher:
             raise
         except Exception as error:  # whatever a teacher of somebody else's making raises
             return [(i, None, f"{type(error).__name__}: {error}") for i in pending]
-        troubles = [problem(i, answer) for i, answer in zip(pending, got, strict=True)]
+        pairs = zip(pending, got, strict=True)
+        troubles = [str(answer) if isinstance(answer, Exception) else problem(i, answer) for i, answer in pairs]
         return [
             (i, None if trouble else answer, trouble) for i, answer, trouble in zip(pending, got, troubles, strict=True)
         ]

@@ -17,23 +17,32 @@ from stacx_core.rollout.teachers.scripted import ScriptedTeacher
 MODEL = "model"
 """The teacher that is a frozen model in this process."""
 
+SGLANG = "sglang"
+"""The teacher that is a model on SGLang servers."""
+
 
 def load_teacher(args: Args, tokenizer: PreTrainedTokenizerBase, *, scores: bool) -> GuardedTeacher:
     """The teacher that the arguments name, guarded against its failures.
 
     Args:
-        args: The resolved knobs. ``teacher`` is ``model``, a function from observation to action, or a class with
-            the methods of :class:`stacx_core.rollout.teachers.protocol.Teacher`, made with ``(args, tokenizer)``.
+        args: The resolved knobs. ``teacher`` is ``model``, ``sglang``, a function from observation to action, or a
+            class with the methods of :class:`stacx_core.rollout.teachers.protocol.Teacher`, made with
+            ``(args, tokenizer)``.
         tokenizer: Of the policy.
         scores: Whether it will be asked for scores, which a scripted expert cannot give.
 
     Raises:
         ConfigError: There is no such teacher, or it cannot do what is wanted.
         ModelError: The model's folder cannot be used.
+        EngineError: The servers of ``sglang`` do not answer.
     """
     name = args.teacher
     if name == MODEL:
         return GuardedTeacher(LocalTeacher(args, tokenizer), args, timeout=None)
+    if name == SGLANG:
+        from stacx_core.rollout.sglang.teacher import SGLangTeacher
+
+        return GuardedTeacher(SGLangTeacher(args, tokenizer), args, timeout=None)
     target = _resolve(name)
     if inspect.isclass(target):
         lacking = [method for method in ("score", "act") if not callable(getattr(target, method, None))]
@@ -54,10 +63,10 @@ def load_teacher(args: Args, tokenizer: PreTrainedTokenizerBase, *, scores: bool
 
 def _resolve(name: str | None) -> Any:
     if name is None:
-        raise ConfigError("name a teacher with --teacher: model, or package.module:name")
+        raise ConfigError("name a teacher with --teacher: model, sglang, or package.module:name")
     if ":" not in name:
         raise ConfigError(
-            f"no teacher is called {name!r}{nearest(name, [MODEL])}; use model, or name your own as "
+            f"no teacher is called {name!r}{nearest(name, [MODEL, SGLANG])}; use model or sglang, or name your own as "
             "'package.module:name'"
         )
     try:

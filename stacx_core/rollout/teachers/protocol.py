@@ -49,12 +49,15 @@ class TeacherAction:
 
 
 class Teacher(Protocol):
-    """A model or an expert to learn from. ``--teacher`` names it."""
+    """A model or an expert to learn from. ``--teacher`` names it.
 
-    def score(self, samples: Sequence[Sample], top_k: int) -> list[TeacherScore]:
+    What it fails on, among other questions, it may answer with the exception.
+    """
+
+    def score(self, samples: Sequence[Sample], top_k: int) -> Sequence[TeacherScore | Exception]:
         """One score per sample, in order, of the sample's own token ids; with ``top_k`` 0 without top-k lists."""
 
-    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
+    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> Sequence[TeacherAction | Exception]:
         """One action per state, in order."""
 
 
@@ -62,7 +65,9 @@ class Teacher(Protocol):
 class QueryTeacher(Teacher, Protocol):
     """A teacher that can also be asked for the log-probs of chosen ids."""
 
-    def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]]]:
+    def query(
+        self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]
+    ) -> Sequence[list[list[float]] | Exception]:
         """Log-probs of ids ``[R][K]`` per sample, in the same layout."""
 
 

@@ -46,7 +46,7 @@ class Group:
         """
         address = _own_address(self.target.url)
         span = timedelta(seconds=self.timeout)
-        store = c10d.TCPStore(address, 0, self.size, True, span, wait_for_workers=False)
+        store = dist.TCPStore(address, 0, self.size, True, span, wait_for_workers=False)  # type: ignore[attr-defined]
         joining = asyncio.create_task(self._invite(address, store.port))
         while store.num_keys() == 0 and not joining.done():  # joining blocks, so first see that it is on its way
             await asyncio.sleep(POLL_SECONDS)

@@ -110,7 +110,7 @@ def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a Hugging Face model under the names of its checkpoints, tied ones once."""
     state = model.state_dict(keep_vars=True)
     own = {name: state[name].detach() for name, first in _first_names(model).items() if name == first}
-    found: dict[str, Tensor] = revert_weight_conversion(model, own)
+    found: dict[str, Tensor] = revert_weight_conversion(model, own)  # type: ignore[arg-type]
     return found
 
 

@@ -1,0 +1,161 @@
+"""Responses under way, which can be stopped half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
+from stacx_core.rollout.sglang.messages import GENERATE, generation_body, read_generation
+from stacx_core.rollout.sglang.pool import ServerPool
+from stacx_core.rollout.sglang.scorer import gathered, settled, understood
+from stacx_core.rollout.sglang.server import SGLangServer
+
+ABORT_SECONDS = 5.0
+"""How long a server may take to confirm an abort."""
+ABORT_WAIT = 0.2
+"""Seconds until what still runs is aborted again: a request may reach a server after the abort of it."""
+
+
+class _NotSent(Exception):
+    """There was no time for this request before the abort."""
+
+
+class Responder:
+    """Has single responses made, until it is told to stop.
+
+    Args:
+        pool: Who is asked.
+        params: How to sample.
+        stop_ids: Token ids that end a response.
+        vocabulary: Number of the policy's ids.
+        tries: How often a request is sent; the pool's by default.
+    """
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        params: SamplingParams,
+        stop_ids: Sequence[int],
+        vocabulary: int,
+        tries: int | None = None,
+    ) -> None:
+        self.pool = pool
+        self.params = params
+        self.stop_ids = stop_ids
+        self.vocabulary = vocabulary
+        self.tries = tries
+        self.aborted = False
+        self._sent: dict[str, SGLangServer] = {}
+
+    async def respond(self, prompt: Sequence[int], seed: int) -> Generation:
+        """One response, with ``finish`` ``abort`` if it did not come to its end.
+
+        Raises:
+            EngineError: It could not be had.
+        """
+
+        async def send(server: SGLangServer) -> Generation:
+            if self.aborted:
+                raise _NotSent
+            # An abort names requests by how their names begin, so names are of one length.
+            rid = uuid4().hex
+            self._sent[rid] = server
+            try:
+                body = generation_body(rid, prompt, seed, self.params, self.stop_ids)
+                answer = await server.post(GENERATE, body, self.pool.limits.timeout)
+            finally:
+                del self._sent[rid]
+            aborted = self.aborted
+            return understood(
+                server, GENERATE, lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted)
+            )
+
+        try:
+            return await self.pool.ask(send, self.tries)
+        except _NotSent:
+            return Generation([], [], "abort")
+
+    async def abort(self) -> None:
+        """Stop what the servers are doing, and send no more."""
+        self.aborted = True
+        while self._sent:
+            sent = list(self._sent.items())
+            await settled(server.post("/abort_request", {"rid": rid}, ABORT_SECONDS) for rid, server in sent)
+            await asyncio.sleep(ABORT_WAIT)
+
+
+class RunningBatch:
+    """Iterates over ``(index of the request, its responses)`` as groups are completed. Leaving it ends what still runs.
+
+    Args:
+        responder: Makes the responses.
+        requests: What for.
+    """
+
+    def __init__(self, responder: Responder, requests: Sequence[GenerationRequest]) -> None:
+        self._responder = responder
+        self._done: queue.SimpleQueue[tuple[int, list[Generation]] | BaseException | None] = queue.SimpleQueue()
+        self._unfinished: dict[int, list[Generation]] = {}
+        self._cancel = responder.pool.start(self._all(requests))
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was told to stop before all responses had come to their end."""
+        return self._responder.aborted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel()
+
+    def __iter__(self) -> Iterator[tuple[int, list[Generation]]]:
+        """Groups whose responses all came to their end, as they do.
+
+        Raises:
+            EngineError: A response could not be had.
+        """
+        while (done := self._done.get()) is not None:
+            if isinstance(done, BaseException):
+                raise done
+            index, group = done
+            if any(generation.finish == "abort" for generation in group):
+                self._unfinished[index] = group
+            else:
+                yield index, group
+
+    def abort(self) -> dict[int, list[Generation]]:
+        """Stop what still runs, and return the groups that were not handed out yet, by the index of their request.
+
+        What a server had sampled is in them, with ``finish`` ``abort`` where a response had not come to its end; one
+        that had not begun is empty.
+
+        Raises:
+            EngineError: A response could not be had.
+        """
+        self.request_abort()
+        rest = dict(self)
+        return {**rest, **self._unfinished}
+
+    def request_abort(self) -> None:
+        """Stop what still runs, without waiting for it; from any thread."""
+        self._responder.pool.start(self._responder.abort())
+
+    async def _all(self, requests: Sequence[GenerationRequest]) -> None:
+        try:
+            await gathered(self._group(index, request) for index, request in enumerate(requests))
+        except BaseException as error:
+            self._done.put(error)
+            raise
+        self._done.put(None)
+
+    async def _group(self, index: int, request: GenerationRequest) -> None:
+        group = await gathered(self._responder.respond(request.prompt, seed) for seed in request.seeds)
+        self._done.put((index, group))

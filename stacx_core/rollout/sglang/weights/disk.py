@@ -49,7 +49,7 @@ class DiskTransport(Transport):
         payload = {"model_path": str(checkpoint), "load_format": "auto", "flush_cache": True}
 
         async def load(target: ServedModel) -> None:
-            await deliver(target, "/update_weights_from_disk", payload, timeout, f"the weights in {checkpoint}")
+            await deliver(target, "/update_weights_from_disk", payload, timeout, f"the checkpoint {checkpoint}")
 
         await everywhere(plan.targets, load)
 

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from stacx_core.errors import EngineError, WeightSyncError
 from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
 from stacx_core.rollout.sglang.weights.plan import Plan
 from stacx_core.rollout.sglang.weights.served import ServedModel
@@ -57,14 +56,13 @@ class Group:
     async def _invite(self, address: str, port: int) -> None:
         payload = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": self.size}
         payload |= {"group_name": self.name, "backend": self.backend}
-        try:
-            await self.target.server.post("/init_weights_update_group", payload, self.timeout)
-        except EngineError as error:
-            raise WeightSyncError(
-                f"{self.target.url} does not join the trainer's process group at {address}:{port}: {error}",
-                "the server must reach that address; --update-weight-mode tensor needs no connection back",
-                url=self.target.url,
-            ) from error
+        await self.target.post(
+            "/init_weights_update_group",
+            payload,
+            self.timeout,
+            f"a server does not join the trainer's process group at {address}:{port}",
+            "the server must reach that address; --update-weight-mode tensor needs no connection back",
+        )
 
     def _join(self, store: c10d.Store, timeout: timedelta) -> Any:
         """As SGLang does on its side: a group beside, and without, the default one."""
@@ -107,7 +105,8 @@ class Group:
             return
         group, self._group = self._group, None
         try:
-            await self.target.server.post("/destroy_weights_update_group", {"group_name": self.name}, self.timeout)
+            named = {"group_name": self.name}
+            await self.target.post("/destroy_weights_update_group", named, self.timeout, "a process group was not left")
         finally:
             await asyncio.to_thread(dist.destroy_process_group, group)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from stacx_core.errors import WeightSyncError
+from stacx_core.errors import EngineError, WeightSyncError
 
 
 class WeightServer(Protocol):
-    """One server. Both calls raise an `EngineError` unless the status of the answer is 200."""
+    """One server. Both calls raise an `EngineError` that names its address unless the answer's status is 200."""
 
     @property
     def url(self) -> str:
@@ -74,16 +75,35 @@ class ServedModel:
         """Its address."""
         return self.server.url
 
+    async def post(self, path: str, body: Any, timeout: float, failure: str, *hints: str) -> Any:
+        """The server's answer.
+
+        Args:
+            path: Starts with a slash.
+            body: Sent as JSON.
+            timeout: Seconds for the answer.
+            failure: What it means when the server does not do as asked.
+            hints: Further lines of the message then.
+
+        Raises:
+            WeightSyncError: It does not.
+        """
+        with _blaming(self.url, failure, *hints):
+            answer = await self.server.post(path, body, timeout)
+            if isinstance(answer, dict) and not answer.get("success", True):
+                raise EngineError(f"{self.url}{path}: {answer.get('message')}")
+            return answer
+
 
 async def ask(server: WeightServer, timeout: float) -> ServedModel:
     """Ask a server what it runs, and read that model's config.
 
     Raises:
-        EngineError: It does not answer.
-        WeightSyncError: The config cannot be read on this machine.
+        WeightSyncError: It does not answer, or the config cannot be read on this machine.
     """
-    model = await server.get("/model_info", timeout)
-    about = await server.get("/server_info", timeout)
+    with _blaming(server.url, "a server does not say what it runs"):
+        model = await server.get("/model_info", timeout)
+        about = await server.get("/server_info", timeout)
     try:
         config = AutoConfig.from_pretrained(model["model_path"])
         layout = _layout(config.model_type, config.to_json_string())
@@ -104,6 +124,15 @@ async def ask(server: WeightServer, timeout: float) -> ServedModel:
         about.get("quantization") is None and about.get("tp_size", 1) == about.get("pp_size", 1) == 1,
         str(model.get("weight_version")),
     )
+
+
+@contextmanager
+def _blaming(url: str, failure: str, *hints: str) -> Iterator[None]:
+    """Say what a server's error means here."""
+    try:
+        yield
+    except EngineError as error:
+        raise WeightSyncError(f"{failure}: {error}", *hints, url=url) from error
 
 
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:

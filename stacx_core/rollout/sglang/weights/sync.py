@@ -57,8 +57,8 @@ class WeightSync:
         until the next update succeeds, so do not sample from them before.
 
         Raises:
-            WeightSyncError: The weights do not fit a server, did not reach it, or arrived changed.
-            EngineError: A server does not answer.
+            WeightSyncError: The weights do not fit a server, did not reach it, or arrived changed; or a server does not
+                answer, in which case its cause is the server's own error.
         """
         targets = await everywhere(servers, lambda server: ask(server, self.timeout))
         plan = make_plan(targets, weights, self.buffer_bytes)
@@ -72,7 +72,9 @@ class WeightSync:
 
     async def _check(self, plan: Plan) -> list[str]:
         async def told(target: ServedModel) -> dict[str, str]:
-            answer = await target.server.post("/weights_checker", {"action": "checksum"}, self.timeout)
+            answer = await target.post(
+                "/weights_checker", {"action": "checksum"}, self.timeout, "there are no checksums"
+            )
             ranks = enumerate(answer["ranks"])
             return {name + rank * "'": value for rank, part in ranks for name, value in part["checksums"].items()}
 
@@ -80,7 +82,11 @@ class WeightSync:
 
     async def _label(self, plan: Plan, version: str) -> None:
         label = {"new_version": version, "abort_all_requests": False}
-        await everywhere(plan.targets, lambda target: target.server.post("/update_weight_version", label, self.timeout))
+
+        async def publish(target: ServedModel) -> None:
+            await target.post("/update_weight_version", label, self.timeout, f"the label {version!r} was not set")
+
+        await everywhere(plan.targets, publish)
 
 
 @asynccontextmanager
@@ -88,10 +94,10 @@ async def _paused(plan: Plan, timeout: float) -> AsyncIterator[None]:
     """Keep every server from generating; running requests give up their cache, which can thus be emptied."""
 
     async def pause(target: ServedModel) -> None:
-        await target.server.post("/pause_generation", {"mode": "retract"}, timeout)
+        await target.post("/pause_generation", {"mode": "retract"}, timeout, "generation was not paused")
 
     async def resume(target: ServedModel) -> None:
-        await target.server.post("/continue_generation", {}, timeout)
+        await target.post("/continue_generation", {}, timeout, "generation was not resumed")
 
     try:
         await everywhere(plan.targets, pause)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from stacx_core.errors import EngineError, WeightSyncError
+from stacx_core.errors import WeightSyncError
 from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
 from stacx_core.rollout.sglang.weights.plan import Plan, listed
 from stacx_core.rollout.sglang.weights.served import ServedModel
@@ -68,17 +68,14 @@ async def deliver(target: ServedModel, path: str, payload: dict[str, Any], timeo
     Raises:
         WeightSyncError: The server did not take it.
     """
-    try:
-        answer = await target.server.post(path, payload, timeout)
-        if not answer.get("success", True):
-            raise EngineError(f"{target.url}{path}: {answer.get('message')}")
-    except EngineError as error:
-        raise WeightSyncError(
-            f"{target.url} did not take {what}: {error}",
-            f"its label is still {target.version!r}, but it may hold a part of the new weights: "
-            "it must not be sampled from before an update succeeds",
-            url=target.url,
-        ) from error
+    await target.post(
+        path,
+        payload,
+        timeout,
+        f"{what} did not reach a server",
+        f"its label is still {target.version!r}, but it may hold a part of the new weights: "
+        "it must not be sampled from before an update succeeds",
+    )
 
 
 def described(plan: Plan, number: int) -> str:
@@ -96,14 +93,12 @@ async def _session(plan: Plan, timeout: float) -> AsyncIterator[None]:
     """Open SGLang's update session on all servers, and close it whatever happens."""
 
     async def begin(target: ServedModel) -> None:
-        try:
-            await target.server.post("/begin_weight_update", {}, timeout)
-        except EngineError:  # perhaps a run that was killed left its session open
+        with suppress(WeightSyncError):  # there is one only when a run was killed in the middle of an update
             await end(target)
-            await target.server.post("/begin_weight_update", {}, timeout)
+        await target.post("/begin_weight_update", {}, timeout, "no update was begun")
 
     async def end(target: ServedModel) -> None:
-        await target.server.post("/end_weight_update", {}, timeout)
+        await target.post("/end_weight_update", {}, timeout, "the update was not ended")
 
     try:
         await everywhere(plan.targets, begin)

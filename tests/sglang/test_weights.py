@@ -7,7 +7,9 @@ import itertools
 import json
 import os
 import signal
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -19,11 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from stacx_core.errors import WeightSyncError
 from stacx_core.rollout.sglang.server import SGLangServer
-from stacx_core.rollout.sglang.weights.disk import DiskTransport
-from stacx_core.rollout.sglang.weights.distributed import DistributedTransport
 from stacx_core.rollout.sglang.weights.plan import TrainedWeights
-from stacx_core.rollout.sglang.weights.sync import WeightSync
-from stacx_core.rollout.sglang.weights.tensor import TensorTransport
+from stacx_core.rollout.sglang.weights.sync import WeightSync, make_transport
 
 PROMPT = [5, 17, 96, 3, 42, 88, 21]
 LONG_PROMPT = [2 + 7 * i % 95 for i in range(200)]
@@ -38,7 +37,7 @@ VERSIONS = map("v{}".format, itertools.count(1))
 @pytest.fixture
 def sync(tmp_path):
     """Update servers: `sync(mode, urls, model, version, buffer, timeout)`; one transport per mode and test."""
-    transports = {"disk": DiskTransport(tmp_path), "tensor": TensorTransport(), "distributed": DistributedTransport()}
+    transports = {mode: make_transport(mode, tmp_path) for mode in MODES}
 
     def update(mode, urls, weights, version, buffer=2**29, timeout=60.0):
         weights = TrainedWeights.of(weights) if isinstance(weights, torch.nn.Module) else weights
@@ -88,12 +87,15 @@ def checksums(server):
     return server.post("/weights_checker", action="checksum")["ranks"][0]["checksums"]
 
 
-class Proxy(ThreadingHTTPServer):
-    """Hands requests on to a server and notes their paths; the ``n``-th to one path is cut off or answered 503."""
+DONE = "the request needs no other answer"
 
-    def __init__(self, target, path="", n=0, status=None):
+
+class Proxy(ThreadingHTTPServer):
+    """Hands requests on to a server and notes their paths; ``fault`` sees the ``n``-th to one path first."""
+
+    def __init__(self, target, path="", n=0, fault=None):
         super().__init__(("127.0.0.1", 0), ProxyHandler)
-        self.target, self.path, self.n, self.status = target, path, n, status
+        self.target, self.path, self.n, self.fault = target, path, n, fault
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.paths = []
 
@@ -108,16 +110,24 @@ class ProxyHandler(BaseHTTPRequestHandler):
     def hand_on(self, body):
         proxy = self.server
         proxy.paths.append(self.path)
-        if self.path == proxy.path and proxy.paths.count(self.path) == proxy.n:
-            if proxy.status is None:
-                return self.connection.close()
-            return self.reply(proxy.status, b'{"message": "out of order"}')
+        if self.path == proxy.path and proxy.paths.count(self.path) == proxy.n and proxy.fault(self) == DONE:
+            return
         request = urllib.request.Request(proxy.target + self.path, body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 self.reply(answer.status, answer.read())
         except urllib.error.HTTPError as error:
             self.reply(error.code, error.read())
+        except OSError:
+            self.cut()
+
+    def refuse(self):
+        self.reply(503, b'{"message": "out of order"}')
+        return DONE
+
+    def cut(self):
+        self.connection.shutdown(socket.SHUT_RDWR)
+        return DONE
 
     def reply(self, status, content):
         self.send_response(status)
@@ -225,13 +235,13 @@ def test_a_running_request_goes_on_with_the_new_weights(sync, sglang_server, lla
     assert meta["completion_tokens"] == 240
 
 
-@pytest.mark.parametrize("status", [None, 503])
+@pytest.mark.parametrize("fault", [ProxyHandler.refuse, ProxyHandler.cut])
 @pytest.mark.parametrize("mode", ["tensor", "distributed"])
-def test_a_failing_second_bucket_leaves_the_old_label(sync, sglang_server, llama, mode, status):
+def test_a_failing_second_bucket_leaves_the_old_label(sync, sglang_server, llama, mode, fault):
     servers, old, new = [sglang_server(llama, number=number) for number in (0, 1)], next(VERSIONS), next(VERSIONS)
     sync(mode, [server.url for server in servers], changed(llama, old), old)
     model = changed(llama, new)
-    with proxy(servers[1].url, f"/update_weights_from_{mode}", 2, status) as faulty:
+    with proxy(servers[1].url, f"/update_weights_from_{mode}", 2, fault) as faulty:
         urls = [servers[0].url, faulty.url]
         with pytest.raises(WeightSyncError, match=r"bucket 2 of 2 \(model\.layers\..* more\)") as caught:
             sync(mode, urls, model, new, BUCKETS[10])
@@ -250,7 +260,7 @@ def test_a_checkpoint_that_one_server_does_not_read_leaves_the_old_label(sync, s
     servers, old, new = [sglang_server(llama, number=number) for number in (0, 1)], next(VERSIONS), next(VERSIONS)
     sync("disk", [server.url for server in servers], changed(llama, old), old)
     with (
-        proxy(servers[1].url, "/update_weights_from_disk", 1, 503) as faulty,
+        proxy(servers[1].url, "/update_weights_from_disk", 1, ProxyHandler.refuse) as faulty,
         pytest.raises(WeightSyncError, match=f"the checkpoint .*{new} did not reach .*out of order"),
     ):
         sync("disk", [servers[0].url, faulty.url], changed(llama, new), new)
@@ -262,7 +272,7 @@ def test_a_checkpoint_that_one_server_does_not_read_leaves_the_old_label(sync, s
 def test_a_failing_step_leaves_no_server_paused(sync, sglang_server, llama, path):
     servers = [sglang_server(llama, number=number) for number in (0, 1)]
     version, before = next(VERSIONS), list(map(label, servers))
-    with proxy(servers[1].url, path, 1, 503) as faulty:
+    with proxy(servers[1].url, path, 1, ProxyHandler.refuse) as faulty:
         with pytest.raises(WeightSyncError, match=f"{path} answered 503: out of order") as caught:
             sync("tensor", [servers[0].url, faulty.url], changed(llama, version), version)
         assert caught.value.url == faulty.url
@@ -299,14 +309,30 @@ def test_weights_of_another_model_are_refused_before_the_first_byte(sync, sglang
     assert generate(server, PROMPT)["meta_info"]["weight_version"] == old
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_stopped_server_is_given_up_and_the_other_generates(sync, sglang_server, llama, mode):
+@pytest.mark.parametrize("mode", ["tensor", "distributed"])
+@pytest.mark.parametrize("path", ["model_info", "bucket"])
+def test_a_stopped_server_is_given_up_and_generates_when_it_goes_on(sync, sglang_server, llama, mode, path):
     servers, version = [sglang_server(llama, number=number) for number in (0, 1)], next(VERSIONS)
+    old = list(map(label, servers))
+    path, group = path.replace("bucket", f"update_weights_from_{mode}"), servers[1].process.pid
+    began = time.monotonic()
+    with proxy(servers[1].url, f"/{path}", 1, lambda _: os.killpg(group, signal.SIGSTOP)) as stopping:
+        try:
+            with pytest.raises(WeightSyncError, match="no answer within 2 seconds") as caught:
+                sync(mode, [servers[0].url, stopping.url], changed(llama, version), version, timeout=2.0)
+            assert caught.value.url == stopping.url
+            assert time.monotonic() - began < 20
+            assert generate(servers[0], PROMPT)["meta_info"]["weight_version"] == old[0]
+        finally:
+            os.killpg(group, signal.SIGCONT)
+    assert generate(servers[1], PROMPT)["meta_info"]["weight_version"] == old[1]
+
+
+def test_a_server_that_dies_of_an_update_is_named_and_the_other_generates(sync, sglang_server, llama):
+    servers, version = [sglang_server(llama, number=number) for number in (0, 2)], next(VERSIONS)
     old = label(servers[0])
-    os.killpg(servers[1].process.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(WeightSyncError, match=servers[1].url):
-            sync(mode, [server.url for server in servers], changed(llama, version), version, timeout=2.0)
-        assert generate(servers[0], PROMPT)["meta_info"]["weight_version"] == old
-    finally:
-        os.killpg(servers[1].process.pid, signal.SIGCONT)
+    with proxy(servers[1].url, "/update_weights_from_distributed", 1, lambda _: servers[1].end()) as dying:
+        with pytest.raises(WeightSyncError) as caught:
+            sync("distributed", [servers[0].url, dying.url], changed(llama, version), version, BUCKETS[10])
+        assert caught.value.url == dying.url
+    assert generate(servers[0], PROMPT)["meta_info"]["weight_version"] == old

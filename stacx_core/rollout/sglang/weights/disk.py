@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 class DiskTransport(Transport):
     """Writes a checkpoint for each version, and lets the servers read it.
 
-    The servers answer under the path of the newest version from then on, which is kept until the next is written.
+    The servers answer under the path of that checkpoint from then on; it is kept until none of them does.
 
     Args:
         folder: Where the versions are written; every server must see it under the same path.
@@ -56,7 +56,9 @@ class DiskTransport(Transport):
     def _write(self, plan: Plan, version: str) -> None:
         """Write under another name first: a server that reads half a checkpoint dies of it."""
         partial, final = self.folder / f".{version}.partial", self.folder / version
-        for leftover in (partial, final, *self._written[:-1]):
+        in_use = {target.path for target in plan.targets}
+        unused = [folder for folder in self._written if str(folder) not in in_use]
+        for leftover in (partial, final, *unused):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
         places = {}
@@ -67,4 +69,4 @@ class DiskTransport(Transport):
         (partial / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
         plan.targets[0].config.save_pretrained(partial)
         partial.rename(final)
-        self._written = [*self._written[-1:], final]
+        self._written = [*(folder for folder in self._written if folder not in {final, *unused}), final]

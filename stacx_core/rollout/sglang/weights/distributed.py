@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from stacx_core.errors import WeightSyncError
 from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
 from stacx_core.rollout.sglang.weights.plan import Plan
 from stacx_core.rollout.sglang.weights.served import ServedModel
-from stacx_core.rollout.sglang.weights.transport import BucketTransport, deliver, described, last
+from stacx_core.rollout.sglang.weights.transport import CLEAN_UP_SECONDS, BucketTransport, deliver, described, last
 
 POLL_SECONDS = 0.005
 
@@ -46,12 +49,19 @@ class Group:
         address = _own_address(self.target.url)
         span = timedelta(seconds=self.timeout)
         store = dist.TCPStore(address, 0, self.size, True, span, wait_for_workers=False)  # type: ignore[attr-defined]
-        joining = asyncio.create_task(self._invite(address, store.port))
-        while store.num_keys() == 0 and not joining.done():  # joining blocks, so first see that it is on its way
+        invited = asyncio.create_task(self._invite(address, store.port))
+        while store.num_keys() == 0 and not invited.done():  # joining blocks, so first see that the server comes
             await asyncio.sleep(POLL_SECONDS)
-        if not joining.done() or joining.exception() is None:
+        if invited.done():
+            await invited
+        failure: RuntimeError | None = None
+        try:
             self._group = await asyncio.to_thread(self._join, store, span)
-        await joining
+        except RuntimeError as error:
+            failure = error
+        await invited
+        if failure is not None:
+            raise self._failure(f"the group with {self.target.url} was not formed", failure) from failure
 
     async def _invite(self, address: str, port: int) -> None:
         payload = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": self.size}
@@ -78,35 +88,52 @@ class Group:
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.size)}
         return group
 
-    async def broadcast(self, plan: Plan, number: int) -> None:
+    async def broadcast(self, named: Sequence[tuple[str, Tensor]], flush: bool, what: str) -> None:
         """Announce a bucket, and send its tensors one by one.
+
+        Args:
+            named: The bucket.
+            flush: Let the server empty its prefix cache.
+            what: The bucket in a message.
 
         Raises:
             WeightSyncError: The server did not take it.
         """
-        named = [(name, tensor.to(self.device)) for name, tensor in plan.bucket(plan.buckets[number])]
+        tensors = [tensor.to(self.device) for _, tensor in named]
         payload = {
             "names": [name for name, _ in named],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in named],
-            "shapes": [list(tensor.shape) for _, tensor in named],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
             "group_name": self.name,
-            "flush_cache": last(plan, number),
+            "flush_cache": flush,
         }
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        works = [self._group.broadcast([tensor], options) for _, tensor in named]
-        await deliver(self.target, "/update_weights_from_distributed", payload, self.timeout, described(plan, number))
-        for work in works:  # it answered, so it has them
-            work.wait()
+        try:
+            works = [self._group.broadcast([tensor], options) for tensor in tensors]
+            await deliver(self.target, "/update_weights_from_distributed", payload, self.timeout, what)
+            for work in works:  # it answered, so it has them
+                work.wait()
+        except WeightSyncError:
+            raise
+        except RuntimeError as error:
+            raise self._failure(f"{what} did not reach {self.target.url}", error) from error
+
+    def _failure(self, what: str, error: BaseException) -> WeightSyncError:
+        return WeightSyncError(f"{what}: {error}", url=self.target.url)
 
     async def close(self) -> None:
-        """Leave the group; the server first, which ends a broadcast that it does not take."""
+        """Leave the group; the server first, which ends a broadcast that it does not take.
+
+        Raises:
+            WeightSyncError: The server does not leave it.
+        """
         if self._group is None:
             return
         group, self._group = self._group, None
         try:
-            named = {"group_name": self.name}
-            await self.target.post("/destroy_weights_update_group", named, self.timeout, "a process group was not left")
+            named, seconds = {"group_name": self.name}, min(self.timeout, CLEAN_UP_SECONDS)
+            await self.target.post("/destroy_weights_update_group", named, seconds, "a process group was not left")
         finally:
             await asyncio.to_thread(dist.destroy_process_group, group)
 
@@ -130,7 +157,9 @@ class DistributedTransport(BucketTransport):
 
     async def send_bucket(self, plan: Plan, number: int, timeout: float) -> None:
         """Broadcast a bucket to all servers."""
-        await everywhere(self._groups, lambda group: group.broadcast(plan, number))
+        named = await asyncio.to_thread(plan.bucket, plan.buckets[number])
+        flush, what = last(plan, number), described(plan, number)
+        await everywhere(self._groups, lambda group: group.broadcast(named, flush, what))
 
 
 def _own_address(url: str) -> str:

@@ -50,6 +50,7 @@ class ServedModel:
 
     Args:
         server: How to talk to it.
+        path: Folder or hub id of the weights that it read last.
         config: Of the model.
         layout: Of its weights.
         dtype: In which it holds them, or ``None`` when it chose by itself.
@@ -61,6 +62,7 @@ class ServedModel:
     """
 
     server: WeightServer
+    path: str
     config: PreTrainedConfig
     layout: Layout
     dtype: torch.dtype | None
@@ -115,6 +117,7 @@ async def ask(server: WeightServer, timeout: float) -> ServedModel:
         ) from error
     return ServedModel(
         server,
+        model["model_path"],
         config,
         layout,
         _dtype(about.get("dtype", "auto"), config),

@@ -8,14 +8,25 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from stacx_core.rollout.sglang.weights.checksums import compare
+from stacx_core.rollout.sglang.weights.disk import DiskTransport
+from stacx_core.rollout.sglang.weights.distributed import DistributedTransport
 from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
 from stacx_core.rollout.sglang.weights.plan import Plan, TrainedWeights, make_plan
 from stacx_core.rollout.sglang.weights.served import ServedModel, WeightServer, ask
-from stacx_core.rollout.sglang.weights.transport import Transport
+from stacx_core.rollout.sglang.weights.tensor import TensorTransport
+from stacx_core.rollout.sglang.weights.transport import CLEAN_UP_SECONDS, Transport
 
 logger = logging.getLogger(__name__)
+
+
+def make_transport(mode: str, folder: Path) -> Transport:
+    """The transport of ``--update-weight-mode``: ``disk`` through the folder, ``tensor``, or else ``distributed``."""
+    if mode == "disk":
+        return DiskTransport(folder)
+    return TensorTransport() if mode == "tensor" else DistributedTransport()
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class WeightSync:
     Args:
         transport: How they travel.
         buffer_bytes: Most bytes of a bucket.
-        timeout: Seconds that a server has for one answer.
+        timeout: Seconds that a server has for one answer, and a few for each after a failure.
     """
 
     def __init__(self, transport: Transport, buffer_bytes: int = 512 * 2**20, timeout: float = 600.0) -> None:
@@ -96,14 +107,14 @@ async def _paused(plan: Plan, timeout: float) -> AsyncIterator[None]:
     async def pause(target: ServedModel) -> None:
         await target.post("/pause_generation", {"mode": "retract"}, timeout, "generation was not paused")
 
-    async def resume(target: ServedModel) -> None:
-        await target.post("/continue_generation", {}, timeout, "generation was not resumed")
+    async def resume(target: ServedModel, seconds: float = timeout) -> None:
+        await target.post("/continue_generation", {}, seconds, "generation was not resumed")
 
     try:
         await everywhere(plan.targets, pause)
         yield
     except BaseException:
-        for failure in await failures(plan.targets, resume):
+        for failure in await failures(plan.targets, lambda target: resume(target, min(timeout, CLEAN_UP_SECONDS))):
             logger.warning("a server may still be paused: %s", failure)
         raise
     await everywhere(plan.targets, resume)

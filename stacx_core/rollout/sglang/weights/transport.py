@@ -12,6 +12,9 @@ from stacx_core.rollout.sglang.weights.everywhere import everywhere, failures
 from stacx_core.rollout.sglang.weights.plan import Plan, listed
 from stacx_core.rollout.sglang.weights.served import ServedModel
 
+CLEAN_UP_SECONDS = 10.0
+"""Most seconds that a server has for an answer after a failure, so that one that is stuck does not hold the run up."""
+
 
 class Transport(ABC):
     """A way for weights to travel."""
@@ -97,13 +100,13 @@ async def _session(plan: Plan, timeout: float) -> AsyncIterator[None]:
             await end(target)
         await target.post("/begin_weight_update", {}, timeout, "no update was begun")
 
-    async def end(target: ServedModel) -> None:
-        await target.post("/end_weight_update", {}, timeout, "the update was not ended")
+    async def end(target: ServedModel, seconds: float = timeout) -> None:
+        await target.post("/end_weight_update", {}, seconds, "the update was not ended")
 
     try:
         await everywhere(plan.targets, begin)
         yield
     except BaseException:
-        await failures(plan.targets, end)
+        await failures(plan.targets, lambda target: end(target, min(timeout, CLEAN_UP_SECONDS)))
         raise
     await everywhere(plan.targets, end)

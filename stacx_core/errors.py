@@ -79,6 +79,18 @@ class EngineError(StacxError, RuntimeError):
     """A rollout or teacher server that does not answer, refuses, or answers with what is no answer; names its URL."""
 
 
+class WeightSyncError(EngineError):
+    """Weights that do not fit a server's model, or did not reach it.
+
+    Attributes:
+        url: The server's address, or "" when no single one is to blame.
+    """
+
+    def __init__(self, message: str, *hints: str, url: str = "") -> None:
+        super().__init__(message, *hints)
+        self.url = url
+
+
 class TeacherError(StacxError, RuntimeError):
     """A teacher that does not answer, or answers with what is no score."""
 

@@ -1,0 +1,1 @@
+"""Bringing the trainer's weights to SGLang servers: `WeightSync` and its transports."""

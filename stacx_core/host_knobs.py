@@ -6,6 +6,7 @@ import os
 
 from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
+from stacx_core.sglang_knobs import SGLANG_KNOBS
 
 
 def _at_most_the_cpus(count: int) -> str | None:
@@ -91,8 +92,9 @@ _REWARD = (
 )  # fmt: skip
 
 _TEACHER = (
-    Knob("teacher", str, None, "Teacher: model (see --teacher-load), a scripted expert package.module:function from "
-         "an observation to an action, or a class package.module:Class.", "teacher"),
+    Knob("teacher", str, None, "Teacher: model (see --teacher-load), sglang (see --teacher-url), a scripted expert "
+         "package.module:function from an observation to an action, or a class package.module:Class.", "teacher"),
+    Knob("teacher_url", str, None, "URL of each SGLang server of --teacher sglang, separated by commas.", "teacher"),
     Knob("teacher_load", str, None, "Hugging Face folder or hub id of the model of --teacher model.", "teacher"),
     Knob("teacher_dtype", str, None, "Precision of the teacher's model; unset takes --dtype.", "teacher",
          choices=("fp32", "bf16")),
@@ -176,6 +178,7 @@ HOST_KNOBS: tuple[Knob, ...] = (
     *_MODEL,
     *_DATA,
     *_ROLLOUT,
+    *SGLANG_KNOBS,
     *_ENVIRONMENT,
     *_REWARD,
     *_TEACHER,

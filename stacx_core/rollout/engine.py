@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -58,6 +59,9 @@ class RolloutEngine(Protocol):
 
     def generate(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[list[Generation]]:
         """One list of responses per request, in order; each response depends on its own seed only."""
+
+    def weights_at_rest(self) -> AbstractContextManager[None]:
+        """While in it, the caller promises not to change the model of the last :meth:`update_weights`."""
 
     def update_weights(self, model: nn.Module, version: int) -> None:
         """Generate with these weights from now on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,10 @@ class LocalEngine:
     def score(self, samples: Sequence[Sample], top_k: int, temperature: float) -> list[TeacherScore]:
         """See :class:`stacx_core.rollout.scoring.ScoringEngine`."""
         return ResponseScorer(self.model, temperature, SCORED_TOKENS).score(samples, top_k)
+
+    def weights_at_rest(self) -> AbstractContextManager[None]:
+        """Nothing to do: whoever generates does not train meanwhile."""
+        return nullcontext()
 
     def update_weights(self, model: nn.Module, version: int) -> None:
         """Nothing to do: the weights are read in place."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -23,6 +24,7 @@ from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_objec
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
+from stacx_core.rollout.engine import RolloutEngine
 from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
 from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
 from stacx_core.rollout.local import LocalEngine
@@ -74,7 +76,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         tokenizer=tokenizer,
         workers=workers,
         reference=_reference(syncs, args, workers),
-        engine=LocalEngine(policy.model, stop_ids(policy.model, tokenizer), args.rollout_max_running),
+        engine=_engine(args, policy.model, tokenizer),
         roll_in=roll_in,
         evaluation=evaluation,
         syncs=syncs,
@@ -172,6 +174,14 @@ def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
     if checkpoint and worker.optimizer is not None:
         worker.optimizer.load_state_dict(_load_state(checkpoint / f"{role.name}.optimizer.pt"))
     return worker
+
+
+def _engine(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
+    if args.rollout_engine == "local":
+        return LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
+    from stacx_core.rollout.sglang.policy import policy_servers  # Its HTTP client is of no use to other runs.
+
+    return policy_servers(args, model, tokenizer)
 
 
 def _load_state(path: Path) -> dict[str, Any]:

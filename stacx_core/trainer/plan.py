@@ -8,6 +8,7 @@ from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob
 from stacx_core.recipes import ESTIMATOR_RECIPES
 from stacx_core.rewards.loading import MODEL
+from stacx_core.sglang_knobs import check_sglang
 
 _ANSWERS = ("eval_prompt_data", "eval_tasks")
 _EVALUATION = (*_ANSWERS, "eval_pair_data")
@@ -46,6 +47,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     if args.num_rollout is not None and args.num_epoch is not None:
         raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
     _check_effects(args)
+    check_sglang(args)
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)
@@ -97,6 +99,8 @@ def _check_effects(args: Args) -> None:
         if switches and _is_asked_for(args, knob) and all(args.get(name) is None for name in switches):
             wanted = " or ".join("--" + name.replace("_", "-") for name in switches)
             raise ConfigError(f"{knob.flag} has no effect without {wanted}; add it, or leave {knob.flag} out")
+    if args.get("teacher_url") is not None and args.teacher != "sglang":
+        raise ConfigError("--teacher-url has no effect without --teacher sglang; add it, or leave --teacher-url out")
     if args.rm_load is not None and MODEL not in (args.rm_type, args.eval_rm_type):
         raise ConfigError("--rm-load has no effect without --rm-type model or --eval-rm-type model; add one of them")
     if args.dynamic_sampling_filter == "reward_std" and args.n_samples_per_prompt == 1:

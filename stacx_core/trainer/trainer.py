@@ -123,7 +123,8 @@ class StacxTrainer:
 
     def _rollout(self) -> dict[str, float]:
         began = time.perf_counter()
-        rolled = self.parts.roll_in.roll(self.completed, self.parts.engine)
+        with self.parts.engine.weights_at_rest():
+            rolled = self.parts.roll_in.roll(self.completed, self.parts.engine)
         batch, counters = samples_to_batch(
             rolled.samples, mask_truncated=self.args.mask_truncated, reward_key=self.args.reward_key
         )
@@ -189,7 +190,8 @@ class StacxTrainer:
     def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if self.parts.evaluation is not None:
-            metrics |= self.parts.evaluation.run(self.parts.engine)
+            with self.parts.engine.weights_at_rest():
+                metrics |= self.parts.evaluation.run(self.parts.engine)
         if self._held_out is not None:
             batches, _ = prepared_batches(self.parts, self._held_out)
             for name, batch in batches.items():

@@ -16,7 +16,6 @@ from stacx_core import Args, ConfigError, Sample, SamplingParams, TeacherTurn
 from stacx_core.backends.model import load_model, load_tokenizer
 from stacx_core.rollout.engine import GenerationRequest
 from stacx_core.rollout.local import LocalEngine
-from stacx_core.rollout.sglang.knobs_engine import ENGINE_KNOBS
 from stacx_core.rollout.sglang.pool import ServerPool
 from stacx_core.rollout.sglang.scorer import ServerScorer, gathered
 from stacx_core.rollout.sglang.server import ServerRefused, SGLangServer
@@ -37,11 +36,9 @@ def large(make_llama: Callable[..., Path]) -> Path:
 def args(
     large: Path, llama: Path, sglang_server: Callable[..., Any], host_args: Callable[..., Args]
 ) -> Callable[..., Args]:
-    knobs = {knob.name: knob.default for knob in ENGINE_KNOBS}
-
     def build(**given: Any) -> Args:
         own = {"hf_checkpoint": str(llama), "teacher": "sglang", "teacher_url": sglang_server(large).url}
-        return host_args(**{**knobs, **own, "teacher_retry_wait": 0.01, "rollout_temperature": 1.0, **given})
+        return host_args(**{**own, "teacher_retry_wait": 0.01, "rollout_temperature": 1.0, **given})
 
     return build
 

@@ -12,7 +12,6 @@ import pytest
 
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.knobs import Args
-from stacx_core.rollout.sglang.knobs_servers import SERVER_KNOBS
 from stacx_core.rollout.sglang.launch import (
     LaunchPlan,
     PortTaken,
@@ -22,6 +21,7 @@ from stacx_core.rollout.sglang.launch import (
     launch,
     model_info,
 )
+from stacx_core.sglang_knobs import SGLANG_KNOBS
 
 
 def ports_of(*pairs):
@@ -160,7 +160,7 @@ def test_weights_read_from_disk_do_not_change_whose_server_it_is(plan, closing):
 @pytest.fixture
 def knobs():
     """The knobs of servers, by name."""
-    return {knob.name: knob for knob in SERVER_KNOBS}
+    return {knob.name: knob for knob in SGLANG_KNOBS}
 
 
 def test_the_plan_of_the_knobs(knobs, tmp_path):

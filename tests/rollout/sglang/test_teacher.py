@@ -13,7 +13,6 @@ from transformers import AutoConfig
 from stacx_core import Args, ConfigError, Sample, SamplingParams, TeacherError, TeacherTurn
 from stacx_core.backends.model import load_tokenizer
 from stacx_core.errors import EngineError
-from stacx_core.rollout.sglang.knobs_engine import ENGINE_KNOBS
 from stacx_core.rollout.sglang.server import ServerRefused
 from stacx_core.rollout.teachers.guarded import GuardedTeacher
 from stacx_core.rollout.teachers.loading import load_teacher
@@ -50,9 +49,8 @@ def load(checkpoint: Path, host_args: Callable[..., Args]) -> Callable[..., Guar
         for server in servers:
             server.model = server.model or str(checkpoint)
         urls = ",".join(server.url for server in servers)
-        knobs = {knob.name: knob.default for knob in ENGINE_KNOBS}
         own = {"hf_checkpoint": str(checkpoint), "teacher": "sglang", "teacher_url": urls, "teacher_retry_wait": 0.01}
-        args = host_args(**{**knobs, **own, "teacher_retries": 2, **given})
+        args = host_args(**{**own, "teacher_retries": 2, **given})
         return load_teacher(args, load_tokenizer(str(checkpoint)), scores=True)
 
     return build

@@ -1,0 +1,78 @@
+"""Knobs of rollouts on SGLang servers."""
+
+from __future__ import annotations
+
+import shlex
+
+from stacx_core.errors import ConfigError
+from stacx_core.knobs import Args, Knob
+
+OURS = ("--model-path", "--model", "--host", "--port", "--nccl-port", "--served-model-name", "--api-key")
+"""Arguments of a server that the launcher chooses."""
+
+
+def _server_arguments(text: str) -> str | None:
+    try:
+        names = {word.partition("=")[0] for word in shlex.split(text)}
+    except ValueError as error:
+        return f"is no list of arguments: {error}"
+    taken = [name for name in OURS if name in names]
+    return f"sets {', '.join(taken)}, which Stacx chooses for the servers it starts" if taken else None
+
+
+SGLANG_KNOBS: tuple[Knob, ...] = (
+    Knob("rollout_engine", str, "local", "What generates: local in this process, or SGLang servers that are given the "
+         "policy's weights after every update.", "sglang", choices=("local", "sglang")),
+    Knob("sglang_url", str, None, "URL of each running SGLang server, separated by commas.", "sglang"),
+    Knob("sglang_concurrency", int, 64, "Most requests under way at one server.", "sglang", minimum=1),
+    Knob("sglang_retries", int, 5, "How often a request, and a server that failed, is tried again.", "sglang",
+         minimum=0),
+    Knob("sglang_retry_wait", float, 0.5, "Seconds before a server that failed is tried again, doubled each time.",
+         "sglang", minimum=0),
+    Knob("sglang_timeout", float, 600.0, "Seconds for the answer to one request.", "sglang", exclusive_minimum=0),
+    Knob("sglang_launch", int, None, "Start and supervise so many SGLang servers on this node.", "sglang", minimum=1),
+    Knob("sglang_python", str, None, "Interpreter that has sglang; unset takes the one that runs Stacx.", "sglang"),
+    Knob("sglang_module", str, "sglang.launch_server", "Module that starts a server.", "sglang"),
+    Knob("sglang_args", str, "", "Further arguments of each server; {index} stands for its number, from 0.", "sglang",
+         check=_server_arguments),
+    Knob("sglang_start_timeout", float, 600.0, "Seconds for a server to become ready.", "sglang",
+         exclusive_minimum=0),
+    Knob("sglang_health_interval", float, 5.0, "Seconds between two looks at a server's health.", "sglang",
+         exclusive_minimum=0),
+    Knob("sglang_health_timeout", float, 60.0, "Seconds without a sign of health after which a server is restarted.",
+         "sglang", exclusive_minimum=0),
+    Knob("sglang_max_restarts", int, 3, "How often a server is restarted; then the run goes on without it.", "sglang",
+         minimum=0),
+    Knob("update_weight_mode", str, "tensor", "How weights reach SGLang servers: tensor posts them, distributed "
+         "broadcasts them (gloo or NCCL), disk writes a checkpoint that the servers read.", "sglang",
+         choices=("disk", "tensor", "distributed")),
+    Knob("update_weight_buffer_size", int, 512 * 2**20, "Most bytes of weights sent to SGLang servers at once.",
+         "sglang", minimum=1),
+)  # fmt: skip
+
+_LAUNCHED = ("sglang_python", "sglang_module", "sglang_args", "sglang_start_timeout", "sglang_health_interval",
+             "sglang_health_timeout", "sglang_max_restarts")  # fmt: skip
+"""Of servers that the run starts itself."""
+
+
+def check_sglang(args: Args) -> None:
+    """Refuse what an engine needs and lacks, or has and would ignore.
+
+    Raises:
+        ConfigError: Naming the flag and the ways out.
+    """
+    servers = [name for name in ("sglang_url", "sglang_launch") if args.get(name) is not None]
+    if args.rollout_engine == "sglang" and len(servers) != 1:
+        raise ConfigError(
+            "--rollout-engine sglang needs either --sglang-url, for servers that run already, or --sglang-launch, for "
+            f"servers of its own; {'both are' if servers else 'neither is'} set"
+        )
+    for knob in SGLANG_KNOBS:
+        if getattr(args, knob.name) == knob.default or args.is_default(knob.name):
+            continue
+        if args.rollout_engine != "sglang" and not (
+            knob.name == "sglang_concurrency" and args.get("teacher") == "sglang"
+        ):
+            raise ConfigError(f"{knob.flag} has no effect without --rollout-engine sglang; add it, or leave it out")
+        if knob.name in _LAUNCHED and args.sglang_launch is None:
+            raise ConfigError(f"{knob.flag} is of servers that --sglang-launch starts; add that, or leave it out")

@@ -70,9 +70,8 @@ def check_sglang(args: Args) -> None:
     for knob in SGLANG_KNOBS:
         if getattr(args, knob.name) == knob.default or args.is_default(knob.name):
             continue
-        if args.rollout_engine != "sglang" and not (
-            knob.name == "sglang_concurrency" and args.get("teacher") == "sglang"
-        ):
+        of_teacher = knob.name == "sglang_concurrency" and args.get("teacher") == "sglang"
+        if args.rollout_engine != "sglang" and not of_teacher:
             raise ConfigError(f"{knob.flag} has no effect without --rollout-engine sglang; add it, or leave it out")
         if knob.name in _LAUNCHED and args.sglang_launch is None:
             raise ConfigError(f"{knob.flag} is of servers that --sglang-launch starts; add that, or leave it out")

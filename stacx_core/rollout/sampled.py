@@ -139,7 +139,7 @@ def to_sample(
         label=row.label,
         metadata=row.metadata,
         task_id=str(row.index),
-        weight_versions=answer.weight_versions or [version],
+        weight_versions=list(dict.fromkeys(answer.weight_versions)) or [version],
         status=SampleStatus.COMPLETED if answer.finish == "stop" else SampleStatus.TRUNCATED,
     )
     sample.append_generated(answer.ids, answer.log_probs)

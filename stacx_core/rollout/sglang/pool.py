@@ -48,6 +48,7 @@ class _State(Enum):
     AWAITED = auto()
     """Failed for good, but somebody is bringing it back."""
     LOST = auto()
+    """Failed for good, as far as anybody knows."""
 
 
 @dataclass(eq=False)
@@ -111,13 +112,19 @@ class ServerPool:
         self._loop.call(self._remove, self._members[index], cause, _State.AWAITED)
 
     def gone(self, index: int, cause: EngineError) -> None:
-        """Like :meth:`lost`, for good."""
+        """Like :meth:`lost`, but nobody waits for it: when all are gone, requests fail."""
         self._loop.call(self._remove, self._members[index], cause, _State.LOST)
 
     def back(self, index: int, url: str) -> None:
         """Give a server requests again, as if it had never failed, wherever it is now; from any thread."""
         member = self._members[index]
         self._loop.call(self._return, member, SGLangServer(url, member.server.key))
+
+    async def take_out(self, url: str, cause: EngineError) -> None:
+        """Take a server out that failed at something else than a request, unless that was done already."""
+        for member in self._members:
+            if member.server.url == url and member.state in (_State.UP, _State.AWAY):
+                self._failed_for_good(member, cause)
 
     async def every(self, call: Send[T]) -> list[T]:
         """What a call answers at each server that was not taken out, all at a time; raises the first error."""

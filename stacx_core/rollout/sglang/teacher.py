@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,10 +13,12 @@ from stacx_core.errors import ConfigError, EngineError, ModelError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
 from stacx_core.rollout.sglang.engine import SGLangEngine
+from stacx_core.rollout.sglang.identity import ServedPaths, served_paths
 from stacx_core.rollout.sglang.pool import Limits, ServerPool, servers_of
-from stacx_core.rollout.sglang.scorer import ServerScorer, settled, understood
-from stacx_core.rollout.sglang.server import SGLangServer
+from stacx_core.rollout.sglang.scorer import ServerScorer, settled
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherScore, TeacherTurn
+
+FLAG = "--teacher-url"
 
 
 class SGLangTeacher:
@@ -42,14 +43,15 @@ class SGLangTeacher:
         self.temperature: float = args.rollout_temperature
         self.tokenizer = tokenizer
         limits = Limits(args.sglang_concurrency, args.teacher_retries, args.teacher_retry_wait, args.teacher_timeout)
-        self.pool = ServerPool(servers_of("--teacher-url", args.teacher_url), limits)
-        folder, tokens = served(self.pool, args.teacher_load)
+        self.pool = ServerPool(servers_of(FLAG, args.teacher_url), limits)
+        served = _one_model(self.pool)
+        folder, tokens = args.teacher_load or served.model, args.teacher_load or served.tokenizer
         try:
             size = vocabulary_size(folder)
-            check_same_tokens("--teacher-url", tokens, args.hf_checkpoint, "the teacher scores the policy's token ids")
+            check_same_tokens(FLAG, tokens, args.hf_checkpoint, "the teacher scores the policy's token ids")
         except ModelError as error:
             raise ConfigError(
-                f"the model of --teacher-url is not to be found here: {error.message}",
+                f"the model of {FLAG} is not to be found here: {error.message}",
                 "name a copy of it, or its hub id, with --teacher-load",
             ) from error
         policy = vocabulary_size(args.hf_checkpoint)
@@ -87,27 +89,15 @@ class SGLangTeacher:
         return TeacherAction(answer.ids, str(self.tokenizer.decode(answer.ids, skip_special_tokens=True)))
 
 
-def served(pool: ServerPool, load: str | None) -> tuple[str, str]:
-    """Where the model of the servers and its tokenizer are to be read.
-
-    Args:
-        pool: The servers.
-        load: The same model on this machine, if it was named.
+def _one_model(pool: ServerPool) -> ServedPaths:
+    """What all servers hold.
 
     Raises:
-        ConfigError: The servers hold different models.
+        ConfigError: They hold different models.
         EngineError: One does not answer.
     """
-
-    async def told(server: SGLangServer) -> dict[str, Any]:
-        answer = await server.get("/model_info", pool.limits.timeout)
-        return understood(
-            server, "/model_info", lambda: {key: str(answer[key]) for key in ("model_path", "tokenizer_path")}
-        )
-
-    infos = pool.run(pool.every(told))
-    paths = [info["model_path"] for info in infos]
-    if len(set(paths)) > 1:
-        pairs = ", ".join(f"{server.url} {path!r}" for server, path in zip(pool.servers, paths, strict=True))
-        raise ConfigError(f"the servers of --teacher-url hold different models: {pairs}")
-    return (load, load) if load else (paths[0], infos[0]["tokenizer_path"])
+    told = pool.run(served_paths(FLAG, pool))
+    if len({paths.model for paths in told}) > 1:
+        pairs = ", ".join(f"{paths.url} {paths.model!r}" for paths in told)
+        raise ConfigError(f"the servers of {FLAG} hold different models: {pairs}")
+    return told[0]

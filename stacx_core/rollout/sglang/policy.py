@@ -58,6 +58,7 @@ class PolicyServers(SGLangEngine):
         super().__init__(pool, stop_ids(model, tokenizer), vocabulary)
         self.sync = sync
         self.watcher = watcher
+        self.labels: set[str] = set()
         self._model, self._version, self._closed = model, 0, False
         self._at_rest = threading.Lock()
         self._at_rest.acquire()
@@ -82,6 +83,7 @@ class PolicyServers(SGLangEngine):
             WeightSyncError: A server answers that it did not take them; what it holds is not to be sampled from.
         """
         self._model, self._version = model, version
+        self.labels.add(str(version))
         with self.watcher.quiet():
             while servers := self.pool.servers:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -34,6 +34,7 @@ class Responder:
         stop_ids: Token ids that end a response.
         vocabulary: Number of the policy's ids.
         tries: How often a request is sent; the pool's by default.
+        labels: Of weights that responses may be made with; any by default.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Responder:
         stop_ids: Sequence[int],
         vocabulary: int,
         tries: int | None = None,
+        labels: Container[str] | None = None,
     ) -> None:
         self.pool = pool
         self.params = params
         self.stop_ids = stop_ids
         self.vocabulary = vocabulary
         self.tries = tries
+        self.labels = labels
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
 
@@ -72,7 +75,9 @@ class Responder:
                 del self._sent[rid]
             aborted = self.aborted
             return understood(
-                server, GENERATE, lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted)
+                server,
+                GENERATE,
+                lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted, labels=self.labels),
             )
 
         try:

@@ -65,6 +65,8 @@ class FakeServer:
         self.connections: list[socket.socket] = []
         self.running = self.most_running = 0
         self.healthy = True
+        self.looks = 0
+        """How often it was asked for its health."""
         self.released = False
         self.changed = threading.Condition()
         self._http = Listener(("127.0.0.1", 0), self._handler())
@@ -180,6 +182,7 @@ class FakeServer:
                 if self.path in fake.about():
                     self.fail_or_reply(fake.fault_of(self.path), fake.about()[self.path])
                 else:
+                    fake.looks += 1
                     self.reply(200 if fake.healthy else 503, None)
 
             def do_POST(self) -> None:

@@ -115,17 +115,22 @@ def test_a_run_whose_servers_have_all_stopped_ends_with_the_first_cause(grpo: An
     assert 2 <= seconds < 2.1 + SLACK
 
 
-@pytest.mark.parametrize("away", ["stopped", "ended and started again"])
-def test_a_server_that_is_back_is_given_the_weights_first(grpo: Any, serve: Any, eventually: Any, away: str) -> None:
+@pytest.mark.parametrize("away", ["stopped", "ended"])
+def test_a_server_that_is_back_is_given_the_weights_first(
+    grpo: Any, serve: Any, eventually: Any, caplog: Any, away: str
+) -> None:
     """The other one holds its last response of the first rollout until then."""
     gone, other = serve("stop"), serve(*[None] * (RESPONSES - 1), "hold")
-    if away != "stopped":
+    if away == "ended":
         gone.faults, gone.always, gone.healthy = deque(), 503, False
     labels = []
 
     def return_in_the_first_rollout() -> None:
         other.wait_for(RESPONSES)
-        gone.always, gone.healthy = None, True
+        eventually(lambda: f"{gone.url} is taken out of rotation" in caplog.text)
+        looks = gone.looks
+        eventually(lambda: away == "stopped" or gone.looks > looks + 1)
+        gone.always, gone.healthy, gone.version = None, True, "default"
         gone.release()
         eventually(lambda: gone.orders.count(LABEL) == 2)
         labels.append(gone.version)
@@ -138,6 +143,20 @@ def test_a_server_that_is_back_is_given_the_weights_first(grpo: Any, serve: Any,
     assert done.code == 0, done.err
     assert labels == ["0"]
     assert (gone.version, other.version) == ("2", "2")
+
+
+def test_a_server_that_somebody_started_anew_is_not_sampled_from(grpo: Any, serve: Any, caplog: Any) -> None:
+    """It is healthy again before anybody noticed, with weights of its own."""
+
+    def start_anew(answer: dict[str, Any]) -> dict[str, Any]:
+        servers[0].version = answer["meta_info"]["weight_version"] = "default"
+        return answer
+
+    servers = [serve(start_anew), serve()]
+    done, _ = grpo(servers)
+    assert done.code == 0, done.err
+    assert "sampled with weights labelled 'default', which this run did not send" in caplog.text
+    assert [server.version for server in servers] == ["2", "2"]
 
 
 @pytest.mark.parametrize("path", ["/model_info", PAUSE, DISK])

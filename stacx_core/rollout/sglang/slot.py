@@ -131,10 +131,10 @@ class Slot:
         health = Health(server.url, self._watch, self._quiet)
         where = f"SGLang server {self.index} at {server.url}"
         while not self._closing.wait(LOOK_SECONDS):
-            if self._asked is not None:
-                return self._asked
             if (ended := server.ended()) is not None:
                 return EngineError(f"{where} {ended}", f"{server.log} ends with:", server.output())
+            if self._asked is not None:
+                return self._asked
             if (failure := health.failure(where)) is not None:
                 return EngineError(failure.message, f"{server.log} ends with:", server.output())
         return None

@@ -7,7 +7,7 @@ request raises ``ValueError`` with what is wrong, and never becomes a sample or 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from stacx_core.rollout.engine import Generation, SamplingParams
@@ -37,9 +37,7 @@ def generation_body(
     return {"rid": rid, "input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
 
 
-def read_generation(
-    answer: Any, params: SamplingParams, vocabulary: int, *, aborted: bool, labels: Container[str] | None = None
-) -> Generation:
+def read_generation(answer: Any, params: SamplingParams, vocabulary: int, *, aborted: bool) -> Generation:
     """The response, with ``finish`` ``abort`` only where that was asked for.
 
     Args:
@@ -47,7 +45,6 @@ def read_generation(
         params: What it was asked with.
         vocabulary: Number of the policy's ids.
         aborted: Whether the request may have been aborted by us.
-        labels: Of weights that it may have been made with; any by default.
 
     Raises:
         ValueError: Anything is wrong with it.
@@ -61,11 +58,7 @@ def read_generation(
     wrong = next((i for i in ids if type(i) is not int or not 0 <= i < vocabulary), None)
     if wrong is not None:
         raise ValueError(f"it sampled the token id {wrong!r}; the policy has ids from 0 to {vocabulary - 1}")
-    versions = _versions(meta, len(ids))
-    foreign = next((version for version in versions if labels is not None and version not in labels), None)
-    if foreign is not None:
-        raise ValueError(f"it sampled with weights labelled {foreign!r}, which this run did not send")
-    return Generation(ids, [_log_prob(row, t) for t, row in enumerate(rows)], finish, versions)
+    return Generation(ids, [_log_prob(row, t) for t, row in enumerate(rows)], finish, _versions(meta, len(ids)))
 
 
 def score_body(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.rollout.sglang.loop import LoopThread, shared_loop
-from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, SGLangServer
+from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, SGLangServer, WrongAnswer
 
 T = TypeVar("T")
 Send = Callable[[SGLangServer], Awaitable[T]]
@@ -69,7 +69,7 @@ class ServerPool:
 
     A server that fails gets no requests for a while, then its health is asked, with growing waits; the first good
     answer clears its name. One that fails more than ``limits.retries`` times in a row is taken out, and what it was
-    doing is done by others.
+    doing is done by others. A wrong answer is a failure of the request, not of the server.
 
     Args:
         servers: At least one.
@@ -120,6 +120,13 @@ class ServerPool:
         member = self._members[index]
         self._loop.call(self._return, member, SGLangServer(url, member.server.key))
 
+    async def revive(self) -> None:
+        """Give servers another chance that failed for good."""
+        self._first = None
+        for member in self._members:
+            if member.state is _State.LOST:
+                self._return(member, member.server)
+
     async def take_out(self, url: str, cause: EngineError) -> None:
         """Take a server out that failed at something else than a request, unless that was done already."""
         for member in self._members:
@@ -148,6 +155,8 @@ class ServerPool:
             streak = member.failures
             try:
                 answer = await self._sent(member, send)
+            except WrongAnswer as error:
+                first = first or error
             except ServerUnavailable as error:
                 first = first or error
                 self._failed(member, streak, error)

@@ -13,7 +13,7 @@ from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingPar
 from stacx_core.rollout.sglang.messages import GENERATE, generation_body, read_generation
 from stacx_core.rollout.sglang.pool import ServerPool
 from stacx_core.rollout.sglang.scorer import gathered, settled, understood
-from stacx_core.rollout.sglang.server import SGLangServer
+from stacx_core.rollout.sglang.server import ServerUnavailable, SGLangServer
 
 ABORT_SECONDS = 5.0
 """How long a server may take to confirm an abort."""
@@ -74,16 +74,26 @@ class Responder:
             finally:
                 del self._sent[rid]
             aborted = self.aborted
-            return understood(
-                server,
-                GENERATE,
-                lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted, labels=self.labels),
+            generation = understood(
+                server, GENERATE, lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted)
             )
+            self._check_labels(server, generation)
+            return generation
 
         try:
             return await self.pool.ask(send, self.tries)
         except _NotSent:
             return Generation([], [], "abort")
+
+    def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
+        """Refuse a response of a server that somebody started anew, or gave other weights."""
+        foreign = [
+            label for label in generation.weight_versions if self.labels is not None and label not in self.labels
+        ]
+        if foreign:
+            raise ServerUnavailable(
+                f"{server.url} sampled with weights labelled {foreign[0]!r}, which this run did not send"
+            )
 
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""

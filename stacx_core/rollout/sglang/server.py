@@ -28,6 +28,10 @@ class ServerSilent(ServerUnavailable):
     """No answer at all: nobody listens, the connection broke, or the time was over."""
 
 
+class WrongAnswer(ServerUnavailable):
+    """An answer of which nothing can be made, from a server that is well enough to give one."""
+
+
 class ServerRefused(EngineError):
     """The request itself is wrong; asking again would not help."""
 

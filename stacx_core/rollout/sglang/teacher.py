@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +19,7 @@ from stacx_core.rollout.sglang.pool import Limits, ServerPool, servers_of
 from stacx_core.rollout.sglang.scorer import ServerScorer, settled
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherScore, TeacherTurn
 
+T = TypeVar("T")
 FLAG = "--teacher-url"
 
 
@@ -42,7 +44,10 @@ class SGLangTeacher:
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase) -> None:
         self.temperature: float = args.rollout_temperature
         self.tokenizer = tokenizer
-        limits = Limits(args.sglang_concurrency, args.teacher_retries, args.teacher_retry_wait, args.teacher_timeout)
+        # One failure does not tell of the server: it may be the sample's.
+        limits = Limits(
+            args.sglang_concurrency, max(args.teacher_retries, 1), args.teacher_retry_wait, args.teacher_timeout
+        )
         self.pool = ServerPool(servers_of(FLAG, args.teacher_url), limits)
         served = _one_model(self.pool)
         folder, tokens = args.teacher_load or served.model, args.teacher_load or served.tokenizer
@@ -70,20 +75,26 @@ class SGLangTeacher:
             ConfigError: ``top_k`` or an id is beyond the vocabulary.
             ServerRefused: A server will not score a sample, such as one beyond its context.
         """
-        return self.pool.run(settled(self._scorer.score(sample, top_k, self.temperature) for sample in samples))
+        return self._each(self._scorer.score(sample, top_k, self.temperature) for sample in samples)
 
     def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]] | EngineError]:
         """See :class:`stacx_core.rollout.teachers.protocol.QueryTeacher`; raises like :meth:`score`."""
         pairs = zip(samples, ids, strict=True)
-        return self.pool.run(settled(self._scorer.query(sample, asked, self.temperature) for sample, asked in pairs))
+        return self._each(self._scorer.query(sample, asked, self.temperature) for sample, asked in pairs)
 
     def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction | EngineError]:
         """See :class:`stacx_core.rollout.teachers.protocol.Teacher`."""
+        self.pool.run(self.pool.revive())
         requests = [GenerationRequest(turn.context, [turn.seed]) for turn in turns]
         return [
             answer if isinstance(answer, EngineError) else self._action(answer)
             for answer in self._engine.attempt(requests, params)
         ]
+
+    def _each(self, calls: Iterable[Awaitable[T]]) -> list[T | EngineError]:
+        # Who asks decides how often, so servers that were given up are tried anew each time.
+        self.pool.run(self.pool.revive())
+        return self.pool.run(settled(calls))
 
     def _action(self, answer: Generation) -> TeacherAction:
         return TeacherAction(answer.ids, str(self.tokenizer.decode(answer.ids, skip_special_tokens=True)))

@@ -71,7 +71,9 @@ def test_what_fails_for_ever_ends_the_run_by_name(opd: Any, fake: Any, fault: An
 def test_a_sample_it_fails_on_is_dropped_and_counted(
     opd: Any, fake: Any, metrics: Any, tmp_path: Path, fault: Any
 ) -> None:
-    done, _ = opd(fake(fault), "--teacher-retries", "0", "--teacher-failure", "drop")
+    """One sample fails in each of the three tries; the server goes on to be asked in the next rollout."""
+    faults = [fault, None, None, None, fault, fault]
+    done, _ = opd(fake(*faults), "--teacher-failure", "drop")
     assert done.code == 0, done.err
     lines = metrics(tmp_path / "run")
     assert [line["rollout/teacher_failed"] for line in lines] == [1, 0]

@@ -112,7 +112,8 @@ class PolicyServers(SGLangEngine):
             if self._closed:
                 raise EngineError("the run is over")
             self._send([SGLangServer(url)])
-        self.pool.back(index, url)
+            # Before the next update, which otherwise leaves it out.
+            self.pool.back(index, url)
 
     def gone(self, index: int, cause: EngineError) -> None:
         """See :class:`stacx_core.rollout.sglang.slot.Rotation`."""

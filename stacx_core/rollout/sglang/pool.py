@@ -116,9 +116,13 @@ class ServerPool:
         self._loop.call(self._remove, self._members[index], cause, _State.LOST)
 
     def back(self, index: int, url: str) -> None:
-        """Give a server requests again, as if it had never failed, wherever it is now; from any thread."""
-        member = self._members[index]
-        self._loop.call(self._return, member, SGLangServer(url, member.server.key))
+        """Give a server requests again, as if it had never failed, wherever it is now; from any other thread."""
+
+        async def give() -> None:
+            member = self._members[index]
+            self._return(member, SGLangServer(url, member.server.key))
+
+        self._loop.run(give())
 
     async def revive(self) -> None:
         """Give servers another chance that failed for good."""

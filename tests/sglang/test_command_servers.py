@@ -23,7 +23,8 @@ SLACK = 60.0
 def test_a_stopped_server_leaves_its_work_to_the_other(
     stacx: Any, sglang_server: Callable[..., Any], llama: Path, sums: Path, eventually: Any, tmp_path: Path
 ) -> None:
-    servers = [sglang_server(llama, number=number) for number in (0, 1)]
+    # Other tests want the first one with the weights of the folder.
+    servers = [sglang_server(llama, number=number) for number in (1, 2)]
     metrics, group = tmp_path / "run" / "metrics.jsonl", servers[1].process.pid
     stopped = []
 
@@ -50,4 +51,6 @@ def test_a_stopped_server_leaves_its_work_to_the_other(
     assert all(math.isfinite(value) for line in lines for value in line.values())
     assert max(line["train/train_rollout_abs_diff"] for line in lines) < 1e-4
     assert model_info(servers[0].url)["weight_version"] == str(ROLLOUTS)
-    assert int(model_info(servers[1].url, SLACK)["weight_version"]) < ROLLOUTS
+    told = model_info(servers[1].url, SLACK)
+    assert int(told["weight_version"]) < ROLLOUTS
+    assert (Path(told["model_path"]) / "config.json").exists()

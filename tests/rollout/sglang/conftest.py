@@ -56,7 +56,7 @@ class FakeServer:
         """Like `faults`, of requests to other paths."""
         self.version = "3"
         self.orders: list[str] = []
-        """Paths of the other requests that were not only questions."""
+        """Paths of the other requests that were not only questions, once they were done as asked, or failed."""
         self.stopped = False
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -122,11 +122,12 @@ class FakeServer:
 
     def obey(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """What SGLang would say to an order."""
-        self.orders.append(path)
         if path == "/abort_request":
             with self.changed:
                 self.aborted.add(body["rid"])
                 self.changed.notify_all()
+        elif path == "/update_weights_from_disk":
+            self.model = body["model_path"]
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         elif path == "/weights_checker":
@@ -190,7 +191,9 @@ class FakeServer:
                 fake.go_on()
                 if self.path != "/generate":
                     fault = fake.fault_of(self.path)
-                    self.fail_or_reply(fault, {} if fault else fake.obey(self.path, body))
+                    good = {} if fault else fake.obey(self.path, body)
+                    fake.orders.append(self.path)
+                    self.fail_or_reply(fault, good)
                     return
                 with fake.changed:
                     fake.bodies.append(body)

@@ -119,30 +119,30 @@ def test_a_run_whose_servers_have_all_stopped_ends_with_the_first_cause(grpo: An
 def test_a_server_that_is_back_is_given_the_weights_first(
     grpo: Any, serve: Any, eventually: Any, caplog: Any, away: str
 ) -> None:
-    """The other one holds its last response of the first rollout until then."""
-    gone, other = serve("stop"), serve(*[None] * (RESPONSES - 1), "hold")
+    """It fails in the first rollout; the other one holds its last response of the third until it is back."""
+    gone, other = serve("stop"), serve(*[None] * (3 * RESPONSES - 1), "hold")
     if away == "ended":
         gone.faults, gone.always, gone.healthy = deque(), 503, False
     labels = []
 
-    def return_in_the_first_rollout() -> None:
-        other.wait_for(RESPONSES)
+    def return_in_the_third_rollout() -> None:
+        other.wait_for(3 * RESPONSES)
         eventually(lambda: f"{gone.url} is taken out of rotation" in caplog.text)
-        looks = gone.looks
+        looks, labelled = gone.looks, gone.orders.count(LABEL)
         eventually(lambda: away == "stopped" or gone.looks > looks + 1)
         gone.always, gone.healthy, gone.version = None, True, "default"
         gone.release()
-        eventually(lambda: gone.orders.count(LABEL) == 2)
+        eventually(lambda: gone.orders.count(LABEL) > labelled)
         labels.append(gone.version)
         other.release()
 
-    thread = threading.Thread(target=return_in_the_first_rollout)
+    thread = threading.Thread(target=return_in_the_third_rollout)
     thread.start()
-    done, _ = grpo([gone, other], *WATCHED, "--sglang-retries", "2")
+    done, _ = grpo([gone, other], *WATCHED, "--sglang-retries", "2", "--num-rollout", "4")
     thread.join()
     assert done.code == 0, done.err
-    assert labels == ["0"]
-    assert (gone.version, other.version) == ("2", "2")
+    assert labels == ["2"]
+    assert (gone.version, other.version) == ("4", "4")
 
 
 def test_a_server_that_somebody_started_anew_is_not_sampled_from(grpo: Any, serve: Any, caplog: Any) -> None:

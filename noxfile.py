@@ -90,6 +90,9 @@ HOST = Package(
     ignored=(
         "tests/docs",
         "tests/parity",
+        "tests/rollout/sglang/test_command_faults.py",
+        "tests/rollout/sglang/test_command_teacher.py",
+        "tests/rollout/sglang/test_command_usage.py",
         "tests/train",
         "tests/trainer/test_invariance.py",
         "tests/trainer/test_mixed_loss_dagger.py",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
+import sys
 
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args, Knob
@@ -39,8 +42,9 @@ SGLANG_KNOBS: tuple[Knob, ...] = (
          exclusive_minimum=0),
     Knob("sglang_health_interval", float, 5.0, "Seconds between two looks at a server's health.", "sglang",
          exclusive_minimum=0),
-    Knob("sglang_health_timeout", float, 60.0, "Seconds without a sign of health after which a server is restarted.",
-         "sglang", exclusive_minimum=0),
+    # A look takes SGLang a second.
+    Knob("sglang_health_timeout", float, 60.0, "Seconds without a sign of health after which a server is restarted, "
+         "or left out until it shows one if this run did not start it.", "sglang", minimum=2),
     Knob("sglang_max_restarts", int, 3, "How often a server is restarted; then the run goes on without it.", "sglang",
          minimum=0),
     Knob("update_weight_mode", str, "disk", "How weights reach SGLang servers: tensor posts them, distributed "
@@ -50,8 +54,7 @@ SGLANG_KNOBS: tuple[Knob, ...] = (
          "sglang", minimum=1),
 )  # fmt: skip
 
-_LAUNCHED = ("sglang_python", "sglang_module", "sglang_args", "sglang_start_timeout", "sglang_health_interval",
-             "sglang_health_timeout", "sglang_max_restarts")  # fmt: skip
+_LAUNCHED = ("sglang_python", "sglang_module", "sglang_args", "sglang_start_timeout", "sglang_max_restarts")
 """Of servers that the run starts itself."""
 
 
@@ -75,3 +78,27 @@ def check_sglang(args: Args) -> None:
             raise ConfigError(f"{knob.flag} has no effect without --rollout-engine sglang; add it, or leave it out")
         if knob.name in _LAUNCHED and args.sglang_launch is None:
             raise ConfigError(f"{knob.flag} is of servers that --sglang-launch starts; add that, or leave it out")
+    if args.sglang_launch is not None:
+        _check_launcher(args.sglang_python or sys.executable, args.sglang_module)
+
+
+def _check_launcher(python: str, module: str) -> None:
+    """Refuse what cannot start a server, without starting one.
+
+    Raises:
+        ConfigError: This is no Linux, the interpreter cannot run, or it lacks the module.
+    """
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("--sglang-launch needs Linux; start the servers yourself and name them with --sglang-url")
+    if shutil.which(python) is None:
+        raise ConfigError(f"--sglang-python {python!r} is no program; name an interpreter that has sglang")
+    package = module.partition(".")[0]
+    if subprocess.run([python, "-c", _FIND, package], stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        raise ConfigError(
+            f"{python} has no module {package!r} to start a server with; name an interpreter that has sglang with "
+            "--sglang-python"
+        )
+
+
+_FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+"""A program that fails when there is no package of that name."""

@@ -328,7 +328,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
     """Mark every process that this test starts."""
     mark = uuid.uuid4().hex
     temporary = Path(tempfile.mkdtemp(prefix="t-"))
-    monkeypatch.setenv("STACX_TEST_MARK", mark)
+    monkeypatch.setenv("MARK_OF_A_TEST", mark)
     monkeypatch.setenv("TMPDIR", str(temporary))
     yield Traces(mark, temporary)
     shutil.rmtree(temporary)

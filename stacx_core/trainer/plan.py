@@ -48,6 +48,10 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
     _check_effects(args)
     check_sglang(args)
+    if args.sglang_url is not None:
+        from stacx_core.rollout.sglang.pool import servers_of  # Its HTTP client is of no use to other runs.
+
+        servers_of("--sglang-url", args.sglang_url)
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)

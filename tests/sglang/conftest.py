@@ -106,11 +106,17 @@ def sglang_server(
 
 
 @pytest.fixture
-def launch_plan(sglang_python: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
-    """How Stacx starts servers of the shared model; sets the environment they need."""
+def cpu_arguments(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The arguments of servers that Stacx starts; sets the environment they need."""
     for name, value in CPU_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    arguments = tuple(CPU_ARGUMENTS.split())
+    return CPU_ARGUMENTS
+
+
+@pytest.fixture
+def launch_plan(sglang_python: str, llama: Path, tmp_path: Path, cpu_arguments: str) -> LaunchPlan:
+    """How Stacx starts servers of the shared model."""
+    arguments = tuple(cpu_arguments.split())
     return LaunchPlan(sglang_python, "launch_cpu_server", str(llama), arguments, tmp_path / "sglang", START_SECONDS)
 
 
@@ -185,6 +191,20 @@ def make_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def llama(make_llama: Callable[..., Path]) -> Path:
     """The model folder that most of these tests share, and with it its server."""
     return make_llama()
+
+
+@pytest.fixture(scope="session")
+def large(make_llama: Callable[..., Path]) -> Path:
+    """A larger model for a teacher, with three ids more, which no token has, and which are never the likeliest."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    folder = make_llama(seed=3, hidden_size=128, num_hidden_layers=3, vocab_size=len(VOCABULARY) + 3)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight[len(VOCABULARY) :] = 0
+    model.save_pretrained(folder)
+    return folder
 
 
 CHARACTERS = "".join(map(chr, range(32, 127)))

@@ -26,12 +26,6 @@ from stacx_core.rollout.teachers.loading import load_teacher
 VOCABULARY, PADDED = 97, 100
 
 
-@pytest.fixture(scope="module")
-def large(make_llama: Callable[..., Path]) -> Path:
-    """A teacher of another size than the student, with three ids more, which no token has."""
-    return make_llama(seed=3, hidden_size=32, num_hidden_layers=3, vocab_size=PADDED)
-
-
 @pytest.fixture
 def args(
     large: Path, llama: Path, sglang_server: Callable[..., Any], host_args: Callable[..., Args]

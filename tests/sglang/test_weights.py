@@ -132,6 +132,7 @@ class ProxyHandler(BaseHTTPRequestHandler):
     def reply(self, status, content):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(content)
 

@@ -38,6 +38,8 @@ class SGLangEngine:
         self.vocabulary = vocabulary
         self.tries = tries
         self.scorer = ServerScorer(pool, vocabulary, tries=tries)
+        self.labels: set[str] | None = None
+        """Of weights that responses may be made with; any when it is ``None``."""
         self._batches: WeakSet[RunningBatch] = WeakSet()
 
     @cached_property
@@ -83,7 +85,7 @@ class SGLangEngine:
                 f"the SGLang servers tell log-probs at temperature 1, whatever they sample at, here "
                 f"{params.temperature:g}; start them without SGLANG_RETURN_ORIGINAL_LOGPROB"
             )
-        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries)
+        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries, self.labels)
 
     def abort(self) -> None:
         """Stop every generation under way, from another thread; each then raises in the thread that waits for it."""

@@ -53,8 +53,7 @@ def main(parent: int, command: list[str]) -> int:
     except (SystemExit, ProcessLookupError):
         pass  # Told to stop, or the parent is gone already.
     finally:
-        for number in STOPS:
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_stops()
         status = server.poll() if server else None
         end_descendants(mapped)
         for path in mapped:
@@ -139,7 +138,14 @@ def _die_with_keeper() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    _ignore_stops()
     sys.exit(0)
+
+
+def _ignore_stops() -> None:
+    """A second signal must not break off the tidying."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stacx_core.errors import ConfigError, EngineError
+from stacx_core.errors import EngineError
 from stacx_core.knobs import Args
 from stacx_core.rollout.sglang import keeper
 
@@ -72,16 +71,8 @@ class LaunchPlan:
 
     @classmethod
     def of(cls, args: Args, model: str, folder: Path) -> LaunchPlan:
-        """The plan that the knobs ask for.
-
-        Raises:
-            ConfigError: This is no Linux, or ``--sglang-python`` cannot run.
-        """
-        if not sys.platform.startswith("linux"):
-            raise ConfigError("--sglang-launch needs Linux; start the servers yourself and name them with --sglang-url")
+        """The plan that the knobs ask for."""
         python = args.sglang_python or sys.executable
-        if shutil.which(python) is None:
-            raise ConfigError(f"--sglang-python {python!r} is no program; name an interpreter that has sglang")
         extra = tuple(shlex.split(args.sglang_args))
         return cls(python, args.sglang_module, model, extra, folder, args.sglang_start_timeout)
 
@@ -256,25 +247,6 @@ def model_info(url: str, timeout: float = PROBE_SECONDS) -> dict[str, Any]:
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def check_identity(url: str, model: str) -> None:
-    """Make sure that a server which somebody else started serves the run's model.
-
-    Its tokenizer's folder counts too: weights read from disk change what it calls its model.
-
-    Raises:
-        EngineError: It does not answer, or serves another model.
-    """
-    told = model_info(url)
-    if not told:
-        raise EngineError(f"{url} is no SGLang server, or does not answer: start one there, or mend --sglang-url")
-    names = [str(told.get("model_path")), str(told.get("tokenizer_path"))]
-    if model not in names and os.path.realpath(model) not in map(os.path.realpath, names):
-        raise EngineError(
-            f"{url} serves {names[0]!r}, and this run trains {model!r}",
-            "start the server with --model-path set to the run's --hf-checkpoint, or name another --sglang-url",
-        )
 
 
 def _direct(url: str, timeout: float) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
@@ -13,15 +13,16 @@ from transformers import PreTrainedTokenizerBase
 
 from stacx_core.backends.model import stop_ids
 from stacx_core.backends.tokenizers import check_same_tokens
-from stacx_core.errors import EngineError
+from stacx_core.errors import EngineError, WeightSyncError
 from stacx_core.knobs import Args
 from stacx_core.rollout.sglang.engine import SGLangEngine, limits_of
+from stacx_core.rollout.sglang.health import Watch
+from stacx_core.rollout.sglang.identity import served_paths
 from stacx_core.rollout.sglang.launch import LaunchPlan
 from stacx_core.rollout.sglang.pool import ServerPool, servers_of
-from stacx_core.rollout.sglang.server import SGLangServer
-from stacx_core.rollout.sglang.slot import Watch
+from stacx_core.rollout.sglang.server import ServerSilent, SGLangServer
 from stacx_core.rollout.sglang.supervision import Supervisor
-from stacx_core.rollout.sglang.teacher import served
+from stacx_core.rollout.sglang.watching import HealthWatch
 from stacx_core.rollout.sglang.weights.plan import TrainedWeights
 from stacx_core.rollout.sglang.weights.sync import WeightSync, make_transport
 
@@ -42,7 +43,7 @@ class PolicyServers(SGLangEngine):
         model: The policy.
         tokenizer: Of the policy.
         sync: Brings weights to servers.
-        supervisor: Of servers that this run started, else ``None``.
+        watcher: Of the servers: replaces those that this run started, and leaves out others while they are silent.
     """
 
     def __init__(
@@ -51,18 +52,18 @@ class PolicyServers(SGLangEngine):
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         sync: WeightSync,
-        supervisor: Supervisor | None,
+        watcher: Supervisor | HealthWatch,
     ) -> None:
         vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[operator, union-attr]
         super().__init__(pool, stop_ids(model, tokenizer), vocabulary)
         self.sync = sync
-        self.supervisor = supervisor
+        self.watcher = watcher
+        self.labels: set[str] = set()
         self._model, self._version, self._closed = model, 0, False
         self._at_rest = threading.Lock()
         self._at_rest.acquire()
-        if supervisor is not None:
-            pool.on_lost = supervisor.restart
-            supervisor.attach(self)
+        pool.on_lost = watcher.restart
+        watcher.attach(self)
 
     @contextmanager
     def weights_at_rest(self) -> Iterator[None]:
@@ -76,12 +77,21 @@ class PolicyServers(SGLangEngine):
     def update_weights(self, model: nn.Module, version: int) -> None:
         """See :class:`stacx_core.rollout.engine.RolloutEngine`.
 
+        A server that does not answer is taken out, and the others get the weights.
+
         Raises:
-            WeightSyncError: A server did not get them; what it holds is not to be sampled from.
+            WeightSyncError: A server answers that it did not take them; what it holds is not to be sampled from.
         """
         self._model, self._version = model, version
-        with self.supervisor.quiet() if self.supervisor else nullcontext():
-            self._send(self.pool.servers)
+        self.labels.add(str(version))
+        with self.watcher.quiet():
+            while servers := self.pool.servers:
+                try:
+                    return self._send(servers)
+                except WeightSyncError as error:
+                    if not isinstance(error.__cause__, ServerSilent):
+                        raise
+                    self.pool.run(self.pool.take_out(error.url, error))
 
     def _send(self, servers: Sequence[SGLangServer]) -> None:
         weights = TrainedWeights.of(self._model)
@@ -102,7 +112,8 @@ class PolicyServers(SGLangEngine):
             if self._closed:
                 raise EngineError("the run is over")
             self._send([SGLangServer(url)])
-        self.pool.back(index, url)
+            # Before the next update, which otherwise leaves it out.
+            self.pool.back(index, url)
 
     def gone(self, index: int, cause: EngineError) -> None:
         """See :class:`stacx_core.rollout.sglang.slot.Rotation`."""
@@ -113,8 +124,7 @@ class PolicyServers(SGLangEngine):
         super().close()
         self._closed = True
         with self.weights_at_rest():
-            if self.supervisor is not None:
-                self.supervisor.close()
+            self.watcher.close()
 
 
 def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> PolicyServers:
@@ -126,21 +136,26 @@ def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerB
         tokenizer: Of the policy.
 
     Raises:
-        ConfigError: A server's tokenizer gives an id another meaning, or the servers hold different models.
+        ConfigError: A server's tokenizer gives an id another meaning.
+        ModelError: A server's tokenizer cannot be read here.
         EngineError: A server does not start or does not answer.
     """
     folder = Path(args.output_dir) / FOLDER
-    supervisor = None
-    if args.sglang_launch is None:
-        servers = servers_of("--sglang-url", args.sglang_url)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        supervisor = Supervisor(LaunchPlan.of(args, args.hf_checkpoint, folder), args.sglang_launch, Watch.of(args))
-        servers = [SGLangServer(url) for url in supervisor.start()]
-    pool = ServerPool(servers, limits_of(args))
-    if supervisor is None:
-        _, tokens = served(pool, None)
-        check_same_tokens("--sglang-url", tokens, args.hf_checkpoint, "the policy and its engine share token ids")
+    watcher, pool = _launched(args, folder) if args.sglang_url is None else _found(args)
     transport = make_transport(args.update_weight_mode, folder / "weights")
-    sync = WeightSync(transport, args.update_weight_buffer_size, args.sglang_timeout)
-    return PolicyServers(pool, model, tokenizer, sync, supervisor)
+    sync = WeightSync(transport, args.update_weight_buffer_size, args.sglang_timeout, args.sglang_health_timeout)
+    return PolicyServers(pool, model, tokenizer, sync, watcher)
+
+
+def _launched(args: Args, folder: Path) -> tuple[Supervisor, ServerPool]:
+    folder.mkdir(parents=True, exist_ok=True)
+    supervisor = Supervisor(LaunchPlan.of(args, args.hf_checkpoint, folder), args.sglang_launch, Watch.of(args))
+    return supervisor, ServerPool([SGLangServer(url) for url in supervisor.start()], limits_of(args))
+
+
+def _found(args: Args) -> tuple[HealthWatch, ServerPool]:
+    flag = "--sglang-url"
+    pool = ServerPool(servers_of(flag, args.sglang_url), limits_of(args))
+    for tokenizer in {paths.tokenizer for paths in pool.run(served_paths(flag, pool))}:
+        check_same_tokens(flag, tokenizer, args.hf_checkpoint, "the policy and its engine share token ids")
+    return HealthWatch([server.url for server in pool.servers], Watch.of(args)), pool

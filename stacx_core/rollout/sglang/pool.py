@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.rollout.sglang.loop import LoopThread, shared_loop
-from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, SGLangServer
+from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, SGLangServer, WrongAnswer
 
 T = TypeVar("T")
 Send = Callable[[SGLangServer], Awaitable[T]]
@@ -48,6 +48,7 @@ class _State(Enum):
     AWAITED = auto()
     """Failed for good, but somebody is bringing it back."""
     LOST = auto()
+    """Failed for good, as far as anybody knows."""
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class ServerPool:
 
     A server that fails gets no requests for a while, then its health is asked, with growing waits; the first good
     answer clears its name. One that fails more than ``limits.retries`` times in a row is taken out, and what it was
-    doing is done by others.
+    doing is done by others. A wrong answer is a failure of the request, not of the server.
 
     Args:
         servers: At least one.
@@ -111,13 +112,30 @@ class ServerPool:
         self._loop.call(self._remove, self._members[index], cause, _State.AWAITED)
 
     def gone(self, index: int, cause: EngineError) -> None:
-        """Like :meth:`lost`, for good."""
+        """Like :meth:`lost`, but nobody waits for it: when all are gone, requests fail."""
         self._loop.call(self._remove, self._members[index], cause, _State.LOST)
 
     def back(self, index: int, url: str) -> None:
-        """Give a server requests again, as if it had never failed, wherever it is now; from any thread."""
-        member = self._members[index]
-        self._loop.call(self._return, member, SGLangServer(url, member.server.key))
+        """Give a server requests again, as if it had never failed, wherever it is now; from any other thread."""
+
+        async def give() -> None:
+            member = self._members[index]
+            self._return(member, SGLangServer(url, member.server.key))
+
+        self._loop.run(give())
+
+    async def revive(self) -> None:
+        """Give servers another chance that failed for good."""
+        self._first = None
+        for member in self._members:
+            if member.state is _State.LOST:
+                self._return(member, member.server)
+
+    async def take_out(self, url: str, cause: EngineError) -> None:
+        """Take a server out that failed at something else than a request, unless that was done already."""
+        for member in self._members:
+            if member.server.url == url and member.state in (_State.UP, _State.AWAY):
+                self._failed_for_good(member, cause)
 
     async def every(self, call: Send[T]) -> list[T]:
         """What a call answers at each server that was not taken out, all at a time; raises the first error."""
@@ -141,6 +159,8 @@ class ServerPool:
             streak = member.failures
             try:
                 answer = await self._sent(member, send)
+            except WrongAnswer as error:
+                first = first or error
             except ServerUnavailable as error:
                 first = first or error
                 self._failed(member, streak, error)

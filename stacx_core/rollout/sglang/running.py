@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -13,7 +13,7 @@ from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingPar
 from stacx_core.rollout.sglang.messages import GENERATE, generation_body, read_generation
 from stacx_core.rollout.sglang.pool import ServerPool
 from stacx_core.rollout.sglang.scorer import gathered, settled, understood
-from stacx_core.rollout.sglang.server import SGLangServer
+from stacx_core.rollout.sglang.server import ServerUnavailable, SGLangServer
 
 ABORT_SECONDS = 5.0
 """How long a server may take to confirm an abort."""
@@ -34,6 +34,7 @@ class Responder:
         stop_ids: Token ids that end a response.
         vocabulary: Number of the policy's ids.
         tries: How often a request is sent; the pool's by default.
+        labels: Of weights that responses may be made with; any by default.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Responder:
         stop_ids: Sequence[int],
         vocabulary: int,
         tries: int | None = None,
+        labels: Container[str] | None = None,
     ) -> None:
         self.pool = pool
         self.params = params
         self.stop_ids = stop_ids
         self.vocabulary = vocabulary
         self.tries = tries
+        self.labels = labels
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
 
@@ -71,14 +74,26 @@ class Responder:
             finally:
                 del self._sent[rid]
             aborted = self.aborted
-            return understood(
+            generation = understood(
                 server, GENERATE, lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted)
             )
+            self._check_labels(server, generation)
+            return generation
 
         try:
             return await self.pool.ask(send, self.tries)
         except _NotSent:
             return Generation([], [], "abort")
+
+    def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
+        """Refuse a response of a server that somebody started anew, or gave other weights."""
+        foreign = [
+            label for label in generation.weight_versions if self.labels is not None and label not in self.labels
+        ]
+        if foreign:
+            raise ServerUnavailable(
+                f"{server.url} sampled with weights labelled {foreign[0]!r}, which this run did not send"
+            )
 
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""

@@ -11,7 +11,7 @@ from stacx_core.data.sample import Sample
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.rollout.sglang.messages import GENERATE, Scored, read_score, score_body
 from stacx_core.rollout.sglang.pool import ServerPool
-from stacx_core.rollout.sglang.server import ServerRefused, ServerUnavailable, SGLangServer
+from stacx_core.rollout.sglang.server import ServerRefused, SGLangServer, WrongAnswer
 from stacx_core.rollout.teachers.protocol import TeacherScore
 
 T = TypeVar("T")
@@ -80,12 +80,12 @@ def understood(server: SGLangServer, path: str, read: Callable[[], T]) -> T:
     """What a reader makes of a server's answer.
 
     Raises:
-        ServerUnavailable: It makes nothing of it.
+        WrongAnswer: It makes nothing of it.
     """
     try:
         return read()
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise ServerUnavailable(f"{server.url}{path} gave a wrong answer: {error}") from error
+        raise WrongAnswer(f"{server.url}{path} gave a wrong answer: {error}") from error
 
 
 def check_ids(what: str, ids: Sequence[int], vocabulary: int) -> None:

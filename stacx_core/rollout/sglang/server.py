@@ -24,6 +24,14 @@ class ServerUnavailable(EngineError):
     """No good answer this time; the same request may succeed later or elsewhere."""
 
 
+class ServerSilent(ServerUnavailable):
+    """No answer at all: nobody listens, the connection broke, or the time was over."""
+
+
+class WrongAnswer(ServerUnavailable):
+    """An answer of which nothing can be made, from a server that is well enough to give one."""
+
+
 class ServerRefused(EngineError):
     """The request itself is wrong; asking again would not help."""
 
@@ -62,7 +70,8 @@ class SGLangServer:
             timeout: Seconds for the whole answer.
 
         Raises:
-            ServerUnavailable: Refused, reset or late connections, statuses worth another try, or broken JSON.
+            ServerSilent: Refused, reset or late connections.
+            ServerUnavailable: Statuses worth another try, or broken JSON.
             ServerRefused: Any other status than 200.
         """
         return await self._call("POST", path, json.dumps(body).encode(), timeout)
@@ -77,10 +86,10 @@ class SGLangServer:
             async with asyncio.timeout(timeout):
                 answer = await _client().request(method, self.url + path, content=content, headers=headers)
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
+            raise ServerSilent(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
-            raise ServerUnavailable(f"{self.url}{path}: {what}") from error
+            raise ServerSilent(f"{self.url}{path}: {what}") from error
         if answer.status_code != 200:
             kind = ServerUnavailable if answer.status_code in RETRYABLE else ServerRefused
             raise kind(f"{self.url}{path} answered {answer.status_code}: {_words(answer)}")

@@ -4,76 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import Protocol
 
 from stacx_core.errors import EngineError
-from stacx_core.knobs import Args
-from stacx_core.rollout.sglang.launch import LaunchPlan, Ports, ServerProcess, is_healthy, launch
+from stacx_core.rollout.sglang.health import LOOK_SECONDS, Health, Quiet, Watch
+from stacx_core.rollout.sglang.launch import LaunchPlan, Ports, ServerProcess, launch
 
 logger = logging.getLogger(__name__)
-LOOK_SECONDS = 0.2
-"""How soon a server's end is noticed."""
 
 
 class Rotation(Protocol):
-    """Whoever sends requests to the servers. Called from threads of the supervisor, of one server one at a time."""
+    """Whoever sends requests to the servers. Called from other threads, of one server one at a time."""
 
     def lost(self, index: int, cause: EngineError) -> None:
         """Send a server nothing: it failed, and will be restarted."""
 
     def back(self, index: int, url: str) -> None:
-        """A new server with the checkpoint's weights is at this URL: send it the run's weights, then use it."""
+        """The server at this URL, a new one or one that was lost, has old weights: send it the run's, then use it."""
 
     def gone(self, index: int, cause: EngineError) -> None:
-        """A server failed too often and will not come back."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """How servers are watched.
-
-    Args:
-        interval: Seconds between two looks at the health.
-        timeout: Seconds without a sign of health after which a server counts as failed: `interval + timeout` seconds
-            after it stopped at the latest.
-        max_restarts: How often each server is restarted.
-    """
-
-    interval: float = 5.0
-    timeout: float = 60.0
-    max_restarts: int = 3
-
-    @classmethod
-    def of(cls, args: Args) -> Watch:
-        """As the knobs say."""
-        return cls(args.sglang_health_interval, args.sglang_health_timeout, args.sglang_max_restarts)
-
-
-class Quiet:
-    """Times in which health is not judged."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._ended = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
-            self._ended = time.monotonic()
-
-    def last(self) -> float:
-        """When it was last quiet: now, or then (`time.monotonic`)."""
-        with self._lock:
-            return time.monotonic() if self._count else self._ended
+        """Send a server nothing: it failed, and nobody will replace it."""
 
 
 class Slot:
@@ -176,19 +128,13 @@ class Slot:
         """Wait until the server fails, and say how; ``None`` at the end of the run."""
         server = self.server
         assert server is not None
-        healthy = look = time.monotonic()
+        health = Health(server.url, self._watch, self._quiet)
         where = f"SGLang server {self.index} at {server.url}"
         while not self._closing.wait(LOOK_SECONDS):
-            if self._asked is not None:
-                return self._asked
             if (ended := server.ended()) is not None:
                 return EngineError(f"{where} {ended}", f"{server.log} ends with:", server.output())
-            if (now := time.monotonic()) < look:
-                continue
-            if is_healthy(server.url, self._watch.timeout):
-                healthy = now
-            elif time.monotonic() - max(healthy, self._quiet.last()) >= self._watch.timeout:
-                silent = f"showed no sign of health for {self._watch.timeout:g} s (--sglang-health-timeout)"
-                return EngineError(f"{where} {silent}", f"{server.log} ends with:", server.output())
-            look = time.monotonic() + self._watch.interval
+            if self._asked is not None:
+                return self._asked
+            if (failure := health.failure(where)) is not None:
+                return EngineError(failure.message, f"{server.log} ends with:", server.output())
         return None

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from stacx_core.errors import EngineError
+from stacx_core.rollout.sglang.health import Quiet, Watch
 from stacx_core.rollout.sglang.launch import LaunchPlan, Ports, ServerProcess, free_ports
-from stacx_core.rollout.sglang.slot import Quiet, Rotation, Slot, Watch
+from stacx_core.rollout.sglang.slot import Rotation, Slot
 
 
 class Supervisor:

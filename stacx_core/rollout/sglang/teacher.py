@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,10 +14,13 @@ from stacx_core.errors import ConfigError, EngineError, ModelError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
 from stacx_core.rollout.sglang.engine import SGLangEngine
+from stacx_core.rollout.sglang.identity import ServedPaths, served_paths
 from stacx_core.rollout.sglang.pool import Limits, ServerPool, servers_of
-from stacx_core.rollout.sglang.scorer import ServerScorer, settled, understood
-from stacx_core.rollout.sglang.server import SGLangServer
+from stacx_core.rollout.sglang.scorer import ServerScorer, settled
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherScore, TeacherTurn
+
+T = TypeVar("T")
+FLAG = "--teacher-url"
 
 
 class SGLangTeacher:
@@ -41,15 +44,19 @@ class SGLangTeacher:
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase) -> None:
         self.temperature: float = args.rollout_temperature
         self.tokenizer = tokenizer
-        limits = Limits(args.sglang_concurrency, args.teacher_retries, args.teacher_retry_wait, args.teacher_timeout)
-        self.pool = ServerPool(servers_of("--teacher-url", args.teacher_url), limits)
-        folder, tokens = served(self.pool, args.teacher_load)
+        # One failure does not tell of the server: it may be the sample's.
+        limits = Limits(
+            args.sglang_concurrency, max(args.teacher_retries, 1), args.teacher_retry_wait, args.teacher_timeout
+        )
+        self.pool = ServerPool(servers_of(FLAG, args.teacher_url), limits)
+        served = _one_model(self.pool)
+        folder, tokens = args.teacher_load or served.model, args.teacher_load or served.tokenizer
         try:
             size = vocabulary_size(folder)
-            check_same_tokens("--teacher-url", tokens, args.hf_checkpoint, "the teacher scores the policy's token ids")
+            check_same_tokens(FLAG, tokens, args.hf_checkpoint, "the teacher scores the policy's token ids")
         except ModelError as error:
             raise ConfigError(
-                f"the model of --teacher-url is not to be found here: {error.message}",
+                f"the model of {FLAG} is not to be found here: {error.message}",
                 "name a copy of it, or its hub id, with --teacher-load",
             ) from error
         policy = vocabulary_size(args.hf_checkpoint)
@@ -68,46 +75,40 @@ class SGLangTeacher:
             ConfigError: ``top_k`` or an id is beyond the vocabulary.
             ServerRefused: A server will not score a sample, such as one beyond its context.
         """
-        return self.pool.run(settled(self._scorer.score(sample, top_k, self.temperature) for sample in samples))
+        return self._each(self._scorer.score(sample, top_k, self.temperature) for sample in samples)
 
     def query(self, samples: Sequence[Sample], ids: Sequence[list[list[int]]]) -> list[list[list[float]] | EngineError]:
         """See :class:`stacx_core.rollout.teachers.protocol.QueryTeacher`; raises like :meth:`score`."""
         pairs = zip(samples, ids, strict=True)
-        return self.pool.run(settled(self._scorer.query(sample, asked, self.temperature) for sample, asked in pairs))
+        return self._each(self._scorer.query(sample, asked, self.temperature) for sample, asked in pairs)
 
     def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction | EngineError]:
         """See :class:`stacx_core.rollout.teachers.protocol.Teacher`."""
+        self.pool.run(self.pool.revive())
         requests = [GenerationRequest(turn.context, [turn.seed]) for turn in turns]
         return [
             answer if isinstance(answer, EngineError) else self._action(answer)
             for answer in self._engine.attempt(requests, params)
         ]
 
+    def _each(self, calls: Iterable[Awaitable[T]]) -> list[T | EngineError]:
+        # Who asks decides how often, so servers that were given up are tried anew each time.
+        self.pool.run(self.pool.revive())
+        return self.pool.run(settled(calls))
+
     def _action(self, answer: Generation) -> TeacherAction:
         return TeacherAction(answer.ids, str(self.tokenizer.decode(answer.ids, skip_special_tokens=True)))
 
 
-def served(pool: ServerPool, load: str | None) -> tuple[str, str]:
-    """Where the model of the servers and its tokenizer are to be read.
-
-    Args:
-        pool: The servers.
-        load: The same model on this machine, if it was named.
+def _one_model(pool: ServerPool) -> ServedPaths:
+    """What all servers hold.
 
     Raises:
-        ConfigError: The servers hold different models.
+        ConfigError: They hold different models.
         EngineError: One does not answer.
     """
-
-    async def told(server: SGLangServer) -> dict[str, Any]:
-        answer = await server.get("/model_info", pool.limits.timeout)
-        return understood(
-            server, "/model_info", lambda: {key: str(answer[key]) for key in ("model_path", "tokenizer_path")}
-        )
-
-    infos = pool.run(pool.every(told))
-    paths = [info["model_path"] for info in infos]
-    if len(set(paths)) > 1:
-        pairs = ", ".join(f"{server.url} {path!r}" for server, path in zip(pool.servers, paths, strict=True))
-        raise ConfigError(f"the servers of --teacher-url hold different models: {pairs}")
-    return (load, load) if load else (paths[0], infos[0]["tokenizer_path"])
+    told = pool.run(served_paths(FLAG, pool))
+    if len({paths.model for paths in told}) > 1:
+        pairs = ", ".join(f"{paths.url} {paths.model!r}" for paths in told)
+        raise ConfigError(f"the servers of {FLAG} hold different models: {pairs}")
+    return told[0]

@@ -15,8 +15,9 @@ import pytest
 
 import stacx_core
 from stacx_core.errors import EngineError
+from stacx_core.rollout.sglang.health import Watch
 from stacx_core.rollout.sglang.launch import model_info
-from stacx_core.rollout.sglang.supervision import Supervisor, Watch
+from stacx_core.rollout.sglang.supervision import Supervisor
 
 QUICK = Watch(interval=0.1, timeout=1.0, max_restarts=2)
 SECONDS = 30.0
@@ -191,6 +192,7 @@ PROGRAM = """
 import sys, threading
 from pathlib import Path
 from stacx_core.rollout.sglang.launch import LaunchPlan
+from stacx_core.rollout.sglang.health import Watch
 from stacx_core.rollout.sglang.supervision import Supervisor
 
 plan = LaunchPlan(sys.executable, "fake_sglang", "model", ("--mark", sys.argv[1], *sys.argv[4:]), Path(sys.argv[2]))

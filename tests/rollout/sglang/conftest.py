@@ -18,7 +18,7 @@ import pytest
 VOCABULARY = 14
 SECONDS = 20.0
 Change = Callable[[dict[str, Any]], Any]
-Fault = int | str | Change
+Fault = int | str | Change | None
 
 
 def log_softmax(temperature: float) -> list[float]:
@@ -40,18 +40,24 @@ class FakeServer:
 
     Args:
         faults: What becomes of the first requests for a generation or a score, one after another; the rest is
-            answered well. A status, a change of the good answer, ``reset`` the connection, or ``hold`` the answer until
-            `release`.
+            answered well, as ``None`` is. A status, a change of the good answer, ``reset`` the connection, ``hold`` the
+            answer until `release`, or ``stop`` and answer nothing at all until then.
         always: What becomes of the rest instead.
         model: What it says its model's folder is.
         scales: Whether it tells log-probs of given tokens at the temperature of the request; SGLang does not.
     """
 
-    def __init__(self, *faults: Fault, always: Fault | None = None, model: str = "", scales: bool = False) -> None:
+    def __init__(self, *faults: Fault, always: Fault = None, model: str = "", scales: bool = False) -> None:
         self.faults = deque(faults)
         self.always = always
         self.model = model
         self.scales = scales
+        self.faults_of: dict[str, deque[Fault]] = {}
+        """Like `faults`, of requests to other paths."""
+        self.version = "3"
+        self.orders: list[str] = []
+        """Paths of the other requests that were not only questions, once they were done as asked, or failed."""
+        self.stopped = False
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
@@ -59,6 +65,8 @@ class FakeServer:
         self.connections: list[socket.socket] = []
         self.running = self.most_running = 0
         self.healthy = True
+        self.looks = 0
+        """How often it was asked for its health."""
         self.released = False
         self.changed = threading.Condition()
         self._http = Listener(("127.0.0.1", 0), self._handler())
@@ -73,7 +81,7 @@ class FakeServer:
     def release(self) -> None:
         """Answer what was held."""
         with self.changed:
-            self.released = True
+            self.released, self.stopped = True, False
             self.changed.notify_all()
 
     def kill(self) -> None:
@@ -84,9 +92,14 @@ class FakeServer:
             reset(connection)
         self.release()
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> Fault:
         with self.changed:
             return self.faults.popleft() if self.faults else self.always
+
+    def fault_of(self, path: str) -> Fault:
+        with self.changed:
+            faults = self.faults_of.get(path)
+            return faults.popleft() if faults else None
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """What SGLang would say."""
@@ -100,12 +113,42 @@ class FakeServer:
         elif set(ids) & set(sampling.get("stop_token_ids") or []):
             ids = ids[: min(ids.index(i) for i in sampling["stop_token_ids"] if i in ids) + 1]
             finish = {"type": "stop", "matched": ids[-1]}
-        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": "3"}
+        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": self.version}
         meta["output_token_logprobs"] = [[row[index], index, None] for index in ids]
         meta["output_top_logprobs"] = [[[row[i], i, None] for i in range(body.get("top_logprobs_num", 0))] for _ in ids]
         if "logprob_start_len" in body:
             self._score(meta, body)
         return {"text": "", "output_ids": ids, "meta_info": meta}
+
+    def obey(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What SGLang would say to an order."""
+        if path == "/abort_request":
+            with self.changed:
+                self.aborted.add(body["rid"])
+                self.changed.notify_all()
+        elif path == "/update_weights_from_disk":
+            self.model = body["model_path"]
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
+        elif path == "/weights_checker":
+            return {"ranks": [{"checksums": {}}]}
+        return {"success": True}
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What it says of itself. On a GPU its checksums are another hash, which nobody can compare."""
+        return {
+            "/model_info": {
+                "model_path": self.model,
+                "tokenizer_path": self.model,
+                "weight_version": self.version,
+            },
+            "/server_info": {"dtype": "float32", "device": "cuda", "tp_size": 1, "pp_size": 1, "dp_size": 1},
+        }
+
+    def go_on(self) -> None:
+        """Return once it is not stopped."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.stopped, SECONDS)
 
     def _score(self, meta: dict[str, Any], body: dict[str, Any]) -> None:
         row = log_softmax(body["sampling_params"]["temperature"] if self.scales else 1.0)
@@ -136,18 +179,21 @@ class FakeServer:
                     self.close_connection = True
 
             def do_GET(self) -> None:
-                if self.path == "/model_info":
-                    self.reply(200, {"model_path": fake.model, "tokenizer_path": fake.model})
+                fake.go_on()
+                if self.path in fake.about():
+                    self.fail_or_reply(fake.fault_of(self.path), fake.about()[self.path])
                 else:
+                    fake.looks += 1
                     self.reply(200 if fake.healthy else 503, None)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path == "/abort_request":
-                    with fake.changed:
-                        fake.aborted.add(body["rid"])
-                        fake.changed.notify_all()
-                    self.reply(200, None)
+                fake.go_on()
+                if self.path != "/generate":
+                    fault = fake.fault_of(self.path)
+                    good = {} if fault else fake.obey(self.path, body)
+                    fake.orders.append(self.path)
+                    self.fail_or_reply(fault, good)
                     return
                 with fake.changed:
                     fake.bodies.append(body)
@@ -161,13 +207,18 @@ class FakeServer:
                     if fault == "hold":
                         fake.changed.wait_for(lambda: fake.released or body.get("rid") in fake.aborted, SECONDS)
                     fake.running -= 1
+                self.fail_or_reply(fault, fake.answer(body))
+
+            def fail_or_reply(self, fault: Fault, good: dict[str, Any]) -> None:
+                if fault == "stop":
+                    fake.stopped = True
+                    fake.go_on()
                 if fault == "reset":
                     reset(self.connection)
                     self.close_connection = True
                 elif isinstance(fault, int):
                     self.reply(fault, {"error": {"message": "no such luck"}})
                 else:
-                    good = fake.answer(body)
                     self.reply(200, fault(good) if callable(fault) else good)
 
             def reply(self, status: int, body: Any) -> None:

@@ -21,7 +21,8 @@ INDEX = "model.safetensors.index.json"
 class DiskTransport(Transport):
     """Writes a checkpoint for each version, and lets the servers read it.
 
-    The servers answer under the path of that checkpoint from then on; it is kept until none of them does.
+    The servers answer under the path of that checkpoint from then on; it is kept until none of them does, and its
+    config as long as one that does not answer might.
 
     Args:
         folder: Where the versions are written; every server must see it under the same path.
@@ -30,6 +31,8 @@ class DiskTransport(Transport):
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._written: list[Path] = []
+        self._held: dict[str, set[str]] = {}
+        """By server, the paths under which it may answer."""
 
     async def prepare(self, plan: Plan, version: str) -> None:
         """Write the checkpoint while the servers generate, one file per bucket.
@@ -56,9 +59,9 @@ class DiskTransport(Transport):
     def _write(self, plan: Plan, version: str) -> None:
         """Write under another name first: a server that reads half a checkpoint dies of it."""
         partial, final = self.folder / f".{version}.partial", self.folder / version
-        in_use = {target.path for target in plan.targets}
-        unused = [folder for folder in self._written if str(folder) not in in_use]
-        for leftover in (partial, final, *unused):
+        self._held |= {target.url: {target.path, str(final)} for target in plan.targets}
+        self._forget({target.path for target in plan.targets})
+        for leftover in (partial, final):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
         places = {}
@@ -69,4 +72,15 @@ class DiskTransport(Transport):
         (partial / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
         plan.targets[0].config.save_pretrained(partial)
         partial.rename(final)
-        self._written = [*(folder for folder in self._written if folder not in {final, *unused}), final]
+        self._written = [*(folder for folder in self._written if folder != final), final]
+
+    def _forget(self, in_use: set[str]) -> None:
+        """Remove checkpoints that no server uses. A server that is away may be back: its config is asked for then."""
+        may_return = set[str]().union(*self._held.values())
+        for folder in [folder for folder in self._written if str(folder) not in in_use]:
+            if str(folder) in may_return:
+                for file in folder.glob("*.safetensors*"):
+                    file.unlink()
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._written.remove(folder)

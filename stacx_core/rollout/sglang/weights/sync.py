@@ -53,12 +53,21 @@ class WeightSync:
         transport: How they travel.
         buffer_bytes: Most bytes of a bucket.
         timeout: Seconds that a server has for one answer, and a few for each after a failure.
+        patience: Seconds that it has to say what it runs and to stop generating, by which a dead one is noticed;
+            ``timeout`` by default.
     """
 
-    def __init__(self, transport: Transport, buffer_bytes: int = 512 * 2**20, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        buffer_bytes: int = 512 * 2**20,
+        timeout: float = 600.0,
+        patience: float | None = None,
+    ) -> None:
         self.transport = transport
         self.buffer_bytes = buffer_bytes
         self.timeout = timeout
+        self.patience = timeout if patience is None else min(patience, timeout)
 
     async def update(self, servers: Sequence[WeightServer], weights: TrainedWeights, version: str) -> SyncReport:
         """Send the weights to all servers, and label them with ``version`` when every one has them.
@@ -71,11 +80,11 @@ class WeightSync:
             WeightSyncError: The weights do not fit a server, did not reach it, or arrived changed; or a server does not
                 answer, in which case its cause is the server's own error.
         """
-        targets = await everywhere(servers, lambda server: ask(server, self.timeout))
+        targets = await everywhere(servers, lambda server: ask(server, self.patience))
         plan = make_plan(targets, weights, self.buffer_bytes)
         await self.transport.prepare(plan, version)
         began = time.monotonic()
-        async with _paused(plan, self.timeout):
+        async with _paused(plan, self.timeout, self.patience):
             await self.transport.send(plan, version, self.timeout)
             compared = await self._check(plan)
             await self._label(plan, version)
@@ -101,11 +110,11 @@ class WeightSync:
 
 
 @asynccontextmanager
-async def _paused(plan: Plan, timeout: float) -> AsyncIterator[None]:
+async def _paused(plan: Plan, timeout: float, patience: float) -> AsyncIterator[None]:
     """Keep every server from generating; running requests give up their cache, which can thus be emptied."""
 
     async def pause(target: ServedModel) -> None:
-        await target.post("/pause_generation", {"mode": "retract"}, timeout, "generation was not paused")
+        await target.post("/pause_generation", {"mode": "retract"}, patience, "generation was not paused")
 
     async def resume(target: ServedModel, seconds: float = timeout) -> None:
         await target.post("/continue_generation", {}, seconds, "generation was not resumed")

@@ -59,7 +59,7 @@ class SGLangEngine:
         return [groups[index] for index in range(len(requests))]
 
     def start(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> RunningBatch:
-        """Begin to generate; the batch hands out groups as they are completed, and can be aborted.
+        """See :class:`stacx_core.rollout.engine.InterruptibleEngine`.
 
         Raises:
             ConfigError: A prompt is empty or has an id that the model lacks.
@@ -77,7 +77,8 @@ class SGLangEngine:
         for index, request in enumerate(requests):
             if not request.prompt:
                 raise ConfigError(f"prompt {index} has no token; a server needs one to go on from")
-            check_ids(f"prompt {index}", request.prompt, self.vocabulary)
+            for ids in (request.prompt, *(begun.ids for begun in request.begun)):
+                check_ids(f"prompt {index}", ids, self.vocabulary)
         if params.temperature not in (0, 1) and not self.scaling.outputs:
             raise ConfigError(
                 f"the SGLang servers tell log-probs at temperature 1, whatever they sample at, here "

@@ -45,13 +45,25 @@ class FakeServer:
         always: What becomes of the rest instead.
         model: What it says its model's folder is.
         scales: Whether it tells log-probs of given tokens at the temperature of the request; SGLang does not.
+        slow: Which requests it works on until they are aborted, when one token is there.
     """
 
-    def __init__(self, *faults: Fault, always: Fault | None = None, model: str = "", scales: bool = False) -> None:
+    def __init__(
+        self,
+        *faults: Fault,
+        always: Fault | None = None,
+        model: str = "",
+        scales: bool = False,
+        slow: Callable[[dict[str, Any]], bool] = lambda body: False,
+    ) -> None:
         self.faults = deque(faults)
         self.always = always
         self.model = model
         self.scales = scales
+        self.slow = slow
+        self.version = "3"
+        self.awaited = 0
+        """How many requests are to come in before any is answered."""
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
@@ -100,7 +112,7 @@ class FakeServer:
         elif set(ids) & set(sampling.get("stop_token_ids") or []):
             ids = ids[: min(ids.index(i) for i in sampling["stop_token_ids"] if i in ids) + 1]
             finish = {"type": "stop", "matched": ids[-1]}
-        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": "3"}
+        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": self.version}
         meta["output_token_logprobs"] = [[row[index], index, None] for index in ids]
         meta["output_top_logprobs"] = [[[row[i], i, None] for i in range(body.get("top_logprobs_num", 0))] for _ in ids]
         if "logprob_start_len" in body:
@@ -158,7 +170,8 @@ class FakeServer:
                     fake.changed.notify_all()
                 fault = fake.fault()
                 with fake.changed:
-                    if fault == "hold":
+                    fake.changed.wait_for(lambda: len(fake.bodies) >= fake.awaited, SECONDS)
+                    if fault == "hold" or fake.slow(body):
                         fake.changed.wait_for(lambda: fake.released or body.get("rid") in fake.aborted, SECONDS)
                     fake.running -= 1
                 if fault == "reset":

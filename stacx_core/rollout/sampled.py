@@ -125,10 +125,15 @@ class SampledRollout(RollIn):
 
     def _unfinished(self, samples: Sequence[Sample], aborted: Sequence[Generation], rollout: int) -> dict[str, float]:
         """Metrics of what was stopped half-way, now or earlier; masks what is not to be trained."""
+        if self.args.over_sampling_batch_size is None:
+            return {}
+        stopped = {"aborted_responses": float(len(aborted))}
+        if not self.args.partial_rollout:
+            return stopped
+        staleness = self.args.get("max_staleness", 0)
         if self.args.mask_offpolicy_in_partial_rollout:
-            mask_older(samples, rollout)
-        stopped = {"aborted_responses": float(len(aborted))} if self.args.over_sampling_batch_size is not None else {}
-        return {**stopped, **age_metrics(samples, rollout)} if self.args.partial_rollout else stopped
+            mask_older(samples, rollout, staleness)
+        return {**stopped, **age_metrics(samples, rollout, staleness)}
 
     def has_room(self, row: PromptRow) -> bool:
         """Whether the row's prompt leaves room for a response."""

@@ -9,7 +9,7 @@ from stacx_core.errors import EngineError
 
 
 def token_ages(sample: Sample, rollout: int) -> list[int]:
-    """How many rollouts old the weights behind each response token are, when rollout ``rollout`` trains on it.
+    """How many updates the weights behind each response token lag behind those that rollout ``rollout`` trains.
 
     Raises:
         EngineError: A label is none that Stacx gave, which is the number of rollouts completed.
@@ -22,21 +22,34 @@ def token_ages(sample: Sample, rollout: int) -> list[int]:
         ) from error
 
 
-def mask_older(samples: Sequence[Sample], rollout: int) -> None:
-    """Set the loss mask to 0 where weights sampled a token that are older than ``rollout``; nothing else changes."""
+def mask_older(samples: Sequence[Sample], rollout: int, staleness: int = 0) -> None:
+    """Set the loss mask of tokens to 0 that weights sampled which lag behind by more than ``staleness`` updates.
+
+    Raises:
+        EngineError: As :func:`token_ages`.
+    """
     for sample in samples:
         ages = token_ages(sample, rollout)
-        sample.loss_mask = [int(mask and age <= 0) for mask, age in zip(sample.mask, ages, strict=True)]
+        sample.loss_mask = [int(mask and age <= staleness) for mask, age in zip(sample.mask, ages, strict=True)]
 
 
-def age_metrics(samples: Sequence[Sample], rollout: int) -> dict[str, float]:
-    """Responses with a token of older weights, the share of such tokens, and the ages of all tokens in rollouts."""
+def age_metrics(samples: Sequence[Sample], rollout: int, staleness: int = 0) -> dict[str, float]:
+    """How old the tokens of a rollout are.
+
+    Returns:
+        ``partial_responses``, those with a token of weights that lag behind by more than ``staleness`` updates;
+        ``offpolicy_token_frac``, the share of such tokens; ``weight_age_mean`` and ``weight_age_max`` of all tokens,
+        in rollouts.
+
+    Raises:
+        EngineError: As :func:`token_ages`.
+    """
     of_samples = [token_ages(sample, rollout) for sample in samples]
-    ages = [age for ages in of_samples for age in ages]
+    ages = [age for own in of_samples for age in own]
     count = max(len(ages), 1)
     return {
-        "partial_responses": float(sum(any(age > 0 for age in ages) for ages in of_samples)),
-        "offpolicy_token_frac": sum(age > 0 for age in ages) / count,
+        "partial_responses": float(sum(max(own, default=0) > staleness for own in of_samples)),
+        "offpolicy_token_frac": sum(age > staleness for age in ages) / count,
         "weight_age_mean": sum(ages) / count,
         "weight_age_max": float(max(ages, default=0)),
     }

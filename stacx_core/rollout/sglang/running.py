@@ -76,6 +76,8 @@ class Responder:
         return self._joined(begun, await self._more([*prompt, *begun.ids], seed, params))
 
     async def _more(self, ids: Sequence[int], seed: int, params: SamplingParams) -> Generation:
+        """What a server samples behind these ids."""
+
         async def send(server: SGLangServer) -> Generation:
             if self.aborted:
                 raise _NotSent
@@ -101,12 +103,10 @@ class Responder:
         ids, finish = [*begun.ids, *more.ids], more.finish
         # A server that aborts does not look whether the last token ended the response.
         if finish == "abort" and ids:
-            finish = "stop" if ids[-1] in self.stop_ids else "length" if self._is_full(ids) else "abort"
+            full = len(ids) >= self.params.max_new_tokens
+            finish = "stop" if ids[-1] in self.stop_ids else "length" if full else "abort"
         versions = [*begun.weight_versions, *more.weight_versions]
         return Generation(ids, [*begun.log_probs, *more.log_probs], finish, versions)
-
-    def _is_full(self, ids: Sequence[int]) -> bool:
-        return len(ids) >= self.params.max_new_tokens
 
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""

@@ -15,7 +15,8 @@ from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import ConfigFile
 
 ROOT = Path(__file__).parents[2]
-NOT_OURS = {"--no-deps", "--check", "--help", "--list", "--reinforce-baseline", "--strict"}
+OF_SGLANG = {"--base-gpu-id", "--enable-deterministic-inference", "--mem-fraction-static"}
+NOT_OURS = {"--no-deps", "--check", "--help", "--list", "--reinforce-baseline", "--strict"} | OF_SGLANG
 """Options of click, of docs/generate.py, nox and mypy, and of the example package, which is not installed."""
 
 

@@ -48,6 +48,7 @@ def check_args(args: Args) -> None:
     _check_overruled(args)
     _check_divergence(args)
     _check_mismatch(args)
+    _check_staleness(args)
     _check_groups(args)
     _check_lengths(args)
 
@@ -120,6 +121,16 @@ def _check_mismatch(args: Args) -> None:
     lower, upper = rejection_bounds(args)
     if args.use_rs and lower > upper:
         raise ConfigError(f"rejection keeps ratios from {lower:g} to {upper:g}, which are none; swap the bounds")
+
+
+def _check_staleness(args: Args) -> None:
+    """Refuse samples of old weights without a ratio to those weights; `--recompute-log-probs` is of the new ones."""
+    if args.get("max_staleness") and not (args.use_tis or args.use_rs or args.use_rollout_logprobs):
+        raise ConfigError(
+            "--max-staleness trains on samples of older weights, which the loss must be told: add --use-tis to weight "
+            "it by the ratio to them, --use-rs to leave out tokens with a ratio too far from 1, or "
+            "--use-rollout-logprobs to clip the ratio to them"
+        )
 
 
 def rejection_bounds(args: Args) -> tuple[float, float]:

@@ -206,9 +206,9 @@ def draw(runs: list[Run], path: Path) -> None:
         picture.set_title(game)
         picture.set_xlabel("rollouts")
     pictures[0].set_ylabel("held-out success")
-    pictures[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.legend(*pictures[0].get_legend_handles_labels(), loc="lower center", ncols=3)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:

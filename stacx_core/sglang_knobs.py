@@ -45,7 +45,7 @@ SGLANG_KNOBS: tuple[Knob, ...] = (
          "sglang", exclusive_minimum=0),
     Knob("sglang_max_restarts", int, 3, "How often a server is restarted; then the run goes on without it.", "sglang",
          minimum=0),
-    Knob("update_weight_mode", str, "tensor", "How weights reach SGLang servers: tensor posts them, distributed "
+    Knob("update_weight_mode", str, "disk", "How weights reach SGLang servers: tensor posts them, distributed "
          "broadcasts them (gloo or NCCL), disk writes a checkpoint that the servers read.", "sglang",
          choices=("disk", "tensor", "distributed")),
     Knob("update_weight_buffer_size", int, 512 * 2**20, "Most bytes of weights sent to SGLang servers at once.",

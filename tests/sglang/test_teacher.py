@@ -137,11 +137,11 @@ def test_another_temperature_is_refused_at_the_start(args: Callable[..., Args], 
 
 
 def test_a_sample_beyond_the_servers_context_is_refused_by_name(args: Callable[..., Args], llama: Path) -> None:
-    """A server takes six tokens fewer than its context of 256 has."""
+    """A server takes seven tokens fewer than its context of 256 has."""
     teacher = load_teacher(args(), load_tokenizer(str(llama)), scores=True)
     assert isinstance(teacher, GuardedTeacher)
-    with pytest.raises(ServerRefused, match=r"http://127\.0\.0\.1:\d+/generate answered 400: .*250 tokens"):
-        teacher.label([Sample(index=0, tokens=[5] * 251, response_length=3)], 0)
-    longest = Sample(index=0, tokens=[5] * 250, response_length=3)
+    with pytest.raises(ServerRefused, match=r"http://127\.0\.0\.1:\d+/generate answered 400: .*exceeds"):
+        teacher.label([Sample(index=0, tokens=[5] * 250, response_length=3)], 0)
+    longest = Sample(index=0, tokens=[5] * 249, response_length=3)
     teacher.label([longest], 2)
     assert longest.teacher_topk_ids is not None

@@ -25,7 +25,7 @@ class SGLangTeacher:
 
     A sample or state that the servers fail on is answered with the error, so that the others of its batch count. The
     model may have more ids than the policy, as padding; those are never among the likeliest ones it tells. A server
-    scores texts of up to six tokens fewer than its ``--context-length``.
+    scores texts of up to seven tokens fewer than its ``--context-length``.
 
     Args:
         args: The resolved knobs. ``teacher_load`` names the same model on this machine, for its tokenizer and its

@@ -1,4 +1,8 @@
-"""Weights in the requests themselves: no shared disk and no group of processes, at four thirds of the bytes."""
+"""Weights in the requests themselves: no shared disk and no connection back, but several times the time.
+
+The bytes are a third more in base64, and SGLang's server reads them as JSON: SmolLM2-135M in fp32 took ten times as
+long as through a disk or a process group.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from weakref import WeakSet
@@ -39,6 +40,7 @@ class SGLangEngine:
         self.tries = tries
         self.scorer = ServerScorer(pool, vocabulary, tries=tries)
         self._batches: WeakSet[RunningBatch] = WeakSet()
+        self._noting = threading.Lock()
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -65,7 +67,8 @@ class SGLangEngine:
             ConfigError: A prompt is empty or has an id that the model lacks.
         """
         batch = RunningBatch(self._responder(requests, params), requests)
-        self._batches.add(batch)
+        with self._noting:
+            self._batches.add(batch)
         return batch
 
     def attempt(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation | EngineError]:
@@ -88,7 +91,9 @@ class SGLangEngine:
 
     def abort(self) -> None:
         """Stop every generation under way, from another thread; each then raises in the thread that waits for it."""
-        for batch in list(self._batches):
+        with self._noting:
+            batches = list(self._batches)
+        for batch in batches:
             batch.request_abort()
 
     def score(self, samples: Sequence[Sample], top_k: int, temperature: float) -> list[TeacherScore]:

@@ -80,8 +80,10 @@ class PolicyServers(SGLangEngine):
             WeightSyncError: A server did not get them; what it holds is not to be sampled from.
         """
         self._model, self._version = model, version
-        with self.supervisor.quiet() if self.supervisor else nullcontext():
-            self._send(self.pool.servers)
+        # Those that are being replaced get them on their return.
+        if servers := self.pool.servers:
+            with self.supervisor.quiet() if self.supervisor else nullcontext():
+                self._send(servers)
 
     def _send(self, servers: Sequence[SGLangServer]) -> None:
         weights = TrainedWeights.of(self._model)

@@ -56,6 +56,8 @@ class Responder:
         self.tries = tries
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
+        self._waiting: set[asyncio.Task[Generation]] = set()
+        """For a server that has room, or for one that is being brought back."""
 
     async def respond(self, prompt: Sequence[int], seed: int, begun: Generation = NOTHING) -> Generation:
         """One response, with ``finish`` ``abort`` if it did not come to its end.
@@ -84,20 +86,33 @@ class Responder:
             # An abort names requests by how their names begin, so names are of one length.
             rid = uuid4().hex
             self._sent[rid] = server
+            self._waiting.discard(asked)
             try:
                 body = generation_body(rid, ids, seed, params, self.stop_ids)
                 answer = await server.post(GENERATE, body, self.pool.limits.timeout)
+                aborted = self.aborted
+                return understood(
+                    server, GENERATE, lambda: read_generation(answer, params, self.vocabulary, aborted=aborted)
+                )
+            except BaseException:
+                self._waiting.add(asked)  # It may be tried again.
+                raise
             finally:
                 del self._sent[rid]
-            aborted = self.aborted
-            return understood(
-                server, GENERATE, lambda: read_generation(answer, params, self.vocabulary, aborted=aborted)
-            )
 
+        asked = asyncio.ensure_future(self.pool.ask(send, self.tries))
+        self._waiting.add(asked)
         try:
-            return await self.pool.ask(send, self.tries)
+            return await asked
         except _NotSent:
             return NOTHING
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self.aborted or (current is not None and current.cancelling()):
+                raise
+            return NOTHING
+        finally:
+            self._waiting.discard(asked)
 
     def _joined(self, begun: Generation, more: Generation) -> Generation:
         ids, finish = [*begun.ids, *more.ids], more.finish
@@ -111,7 +126,9 @@ class Responder:
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""
         self.aborted = True
-        while self._sent:
+        while self._sent or self._waiting:
+            for asked in self._waiting:
+                asked.cancel()
             sent = list(self._sent.items())
             await settled(server.post("/abort_request", {"rid": rid}, ABORT_SECONDS) for rid, server in sent)
             await asyncio.sleep(ABORT_WAIT)

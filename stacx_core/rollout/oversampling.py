@@ -59,10 +59,12 @@ class Leftovers:
 
     Args:
         keep_responses: Whether what was sampled is kept, or the prompt alone, to be answered anew.
+        keep_ended: Whether that goes for groups with nothing left to sample too.
     """
 
-    def __init__(self, keep_responses: bool) -> None:
+    def __init__(self, keep_responses: bool, keep_ended: bool) -> None:
         self.keep_responses = keep_responses
+        self.keep_ended = keep_ended
         self._groups: list[PromptGroup] = []
 
     def take(self, count: int) -> list[PromptGroup]:
@@ -72,7 +74,11 @@ class Leftovers:
 
     def put(self, groups: Sequence[PromptGroup]) -> None:
         """Groups that come before those that are there."""
-        self._groups = [*(g if self.keep_responses else PromptGroup(g.row) for g in groups), *self._groups]
+        self._groups = [*(g if self._keeps(g) else PromptGroup(g.row) for g in groups), *self._groups]
+
+    def _keeps(self, group: PromptGroup) -> bool:
+        ended = all(answer.finish != "abort" for answer in group.answers)
+        return self.keep_responses and (self.keep_ended or not ended)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""

@@ -60,7 +60,8 @@ class SampledRollout(RollIn):
         self.num_prompts = len(fitting)
         self.dropped = len(rows) - len(fitting)
         self.rows = {row.index: row for row in fitting}
-        self.leftovers = Leftovers(args.partial_rollout)
+        # A mask would leave nothing to train of a group that ended under older weights.
+        self.leftovers = Leftovers(args.partial_rollout, keep_ended=not args.mask_offpolicy_in_partial_rollout)
         self.stream = PromptStream(fitting, seed=args.seed, shuffle=args.rollout_shuffle)
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k

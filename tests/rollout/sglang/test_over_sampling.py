@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from stacx_core import ConfigError, Sample, SampleStatus, SamplingParams
 from stacx_core.backends.tokenizers import load_tokenizer
+from stacx_core.data.prompts import PromptRow
 from stacx_core.errors import EngineError
 from stacx_core.rollout.engine import Generation, GenerationRequest
 from stacx_core.rollout.local import LocalEngine
+from stacx_core.rollout.oversampling import PromptGroup
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.rollout.sglang.engine import SGLangEngine
 from stacx_core.rollout.sglang.pool import Limits, ServerPool
@@ -119,6 +121,19 @@ def test_tokens_of_older_weights_are_masked(fake: Any, roll_in: Any) -> None:
     samples = roll(rollouts, server, 1, 6).samples
     assert [sample.mask for sample in samples] == [[0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]]
     assert all(log_prob < 0 for sample in samples for log_prob in sample.rollout_log_probs or ())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_group_that_ended_unneeded_is_answered_anew_where_its_tokens_would_be_masked(
+    roll_in: Any, masked: bool
+) -> None:
+    left = roll_in(partial_rollout=True, mask_offpolicy_in_partial_rollout=masked).leftovers
+    ended, stopped = Generation([2], [-1.0], "stop", ["0"]), Generation([2], [-1.0], "abort", ["0"])
+    groups = [
+        PromptGroup(PromptRow("0+0=", "0", i), FIRST, [1, 2], [ended, end]) for i, end in enumerate((ended, stopped))
+    ]
+    left.put(groups)
+    assert left.take(2) == [PromptGroup(groups[0].row) if masked else groups[0], groups[1]]
 
 
 def test_a_response_may_be_stopped_again_and_again(fake: Any, roll_in: Any) -> None:

@@ -6,6 +6,7 @@ import os
 
 from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
+from stacx_core.sampling_knobs import SAMPLING_KNOBS
 from stacx_core.sglang_knobs import SGLANG_KNOBS
 
 
@@ -178,6 +179,7 @@ HOST_KNOBS: tuple[Knob, ...] = (
     *_MODEL,
     *_DATA,
     *_ROLLOUT,
+    *SAMPLING_KNOBS,
     *SGLANG_KNOBS,
     *_ENVIRONMENT,
     *_REWARD,

@@ -26,6 +26,8 @@ def _server_arguments(text: str) -> str | None:
 SGLANG_KNOBS: tuple[Knob, ...] = (
     Knob("rollout_engine", str, "local", "What generates: local in this process, or SGLang servers that are given the "
          "policy's weights after every update.", "sglang", choices=("local", "sglang")),
+    Knob("max_staleness", int, 0, "Make rollouts ahead while training, so that their tokens are by weights at most so "
+         "many updates old; 0 generates, then trains.", "sglang", minimum=0),
     Knob("sglang_url", str, None, "URL of each running SGLang server, separated by commas.", "sglang"),
     Knob("sglang_concurrency", int, 64, "Most requests under way at one server.", "sglang", minimum=1),
     Knob("sglang_retries", int, 5, "How often a request, and a server that failed, is tried again.", "sglang",

@@ -23,10 +23,17 @@ ALIGNED_FIELDS = (
     "teacher_topk_log_probs",
     "executor",
     "turn_ids",
+    "token_versions",
 )
 """Optional fields of `Sample` with one entry per response token."""
 
-_ENVIRONMENT_ENTRY = {"rollout_log_probs": 0.0, "teacher_log_probs": 0.0, "executor": ENVIRONMENT, "turn_ids": -1}
+_ENVIRONMENT_ENTRY = {
+    "rollout_log_probs": 0.0,
+    "teacher_log_probs": 0.0,
+    "executor": ENVIRONMENT,
+    "turn_ids": -1,
+    "token_versions": "",
+}
 """What these fields hold on tokens of the environment."""
 
 
@@ -61,6 +68,8 @@ class Sample:
         teacher_prompt: prompt ids under which a teacher role scores the response, when they are not the student's.
         executor: R entries, who wrote the token: ENVIRONMENT, STUDENT or TEACHER.
         turn_ids: R entries, the turn of an episode whose action the token belongs to; -1 on environment tokens.
+        token_versions: R labels of the weights that sampled the token, where the engine tells; "" on environment
+            tokens.
         status: how generation ended.
         remove_sample: keep the sample out of the loss and out of its group's statistics.
         metadata: further fields of the prompt row, and whatever a rollout or a reward wants to hand on.
@@ -86,6 +95,7 @@ class Sample:
     teacher_prompt: list[int] | None = None
     executor: list[int] | None = None
     turn_ids: list[int] | None = None
+    token_versions: list[str] | None = None
     status: SampleStatus = SampleStatus.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -121,11 +131,12 @@ class Sample:
         *,
         executor: int | None = None,
         turn: int | None = None,
+        versions: Sequence[str] | None = None,
     ) -> None:
         """Append generated tokens: mask 1, with their sampling log-probs.
 
-        A response has log-probs, executors and turns for all of its generated tokens or for none; mixing the two, or
-        giving another number of log-probs than of ids, raises `BatchError` and leaves the sample as it was.
+        A response has log-probs, executors, turns and versions for all of its generated tokens or for none; mixing the
+        two, or giving another number of log-probs than of ids, raises `BatchError` and leaves the sample as it was.
 
         Args:
             ids: what was generated.
@@ -133,6 +144,7 @@ class Sample:
             teacher_log_probs: of the teacher, one per id.
             executor: who wrote the ids, STUDENT or TEACHER.
             turn: turn of the episode.
+            versions: labels of the weights that sampled the ids, one per id.
         """
         self._append(
             ids,
@@ -141,6 +153,7 @@ class Sample:
             teacher_log_probs=teacher_log_probs,
             executor=None if executor is None else [executor] * len(ids),
             turn_ids=None if turn is None else [turn] * len(ids),
+            token_versions=versions,
         )
 
     def append_environment(self, ids: Sequence[int]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,14 +29,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
-    """One prompt and a seed for each response wanted."""
-
-    prompt: Sequence[int]
-    seeds: Sequence[int]
-
-
-@dataclass(frozen=True)
 class Generation:
     """One response.
 
@@ -52,6 +44,21 @@ class Generation:
     log_probs: list[float]
     finish: Literal["stop", "length", "abort"]
     weight_versions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt and a seed for each response wanted.
+
+    Args:
+        prompt: Token ids.
+        seeds: One per response.
+        begun: What there is of each response, for an :class:`InterruptibleEngine`; empty when none was begun.
+    """
+
+    prompt: Sequence[int]
+    seeds: Sequence[int]
+    begun: Sequence[Generation] = ()
 
 
 class RolloutEngine(Protocol):
@@ -73,3 +80,29 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Let go of whatever the engine holds; it generates no more."""
+
+
+class RunningGroups(AbstractContextManager["RunningGroups"], Protocol):
+    """Responses under way. Leaving it ends what still runs."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was told to stop before all responses had come to their end."""
+
+    def __iter__(self) -> Iterator[tuple[int, list[Generation]]]:
+        """The number of a request and its responses, when all of them have come to their end, as they do."""
+
+    def abort(self) -> dict[int, list[Generation]]:
+        """Stop what still runs; the responses of all requests not handed out, ``finish`` ``abort`` where cut short."""
+
+
+@runtime_checkable
+class InterruptibleEngine(Protocol):
+    """A rollout engine that can be stopped half-way, and go on with responses that were."""
+
+    def start(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> RunningGroups:
+        """Begin to generate, or go on with the responses of a request that were ``begun``.
+
+        A response that was begun keeps its tokens, log-probs and labels, and counts them in ``params.max_new_tokens``;
+        one that had come to its end is returned as it is.
+        """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -56,12 +56,12 @@ class EpisodeRollout(RollIn):
         episodes: list[Episode] = []
         taken: dict[int, int] = {}
 
-        def play(count: int, first: int) -> list[list[Sample]]:
+        def play(count: int, first: int) -> Generator[list[Sample]]:
             tasks = self.tasks.episodes(self.args, count, taken)
             played = self.runner.run(tasks, engine, None, student_only, self.params, rollout)
             index = sum(len(episode.turns) for episode in episodes)
             episodes.extend(played)
-            return grouped_samples(played, self.args.n_samples_per_prompt, first, index)
+            yield from grouped_samples(played, self.args.n_samples_per_prompt, first, index)
 
         kept, counts = collect_groups(self.args, self.keep, play)
         samples = [sample for group in kept for sample in group]

@@ -214,7 +214,11 @@ class EpisodeRunner:
         for group, answers in zip(together.values(), engine.generate(requests, params), strict=True):
             for (seat, _), answer in zip(group, answers, strict=True):
                 text = str(self.tokenizer.decode(answer.ids, skip_special_tokens=True))
-                self._record(seat, "student", answer.ids, answer.log_probs, text, answer.finish == "length")
+                cut = answer.finish == "length"
+                turn = Turn(
+                    seat.context, seat.text, "student", answer.ids, answer.log_probs, text, cut, answer.weight_versions
+                )
+                seat.episode.turns.append(turn)
 
     def _ask(self, seats: Sequence[tuple[_Seat, int]], teacher: Actor | None, params: SamplingParams) -> None:
         """The teacher's actions; one that is missing, or too long for the context, ends its episode."""
@@ -227,13 +231,8 @@ class EpisodeRunner:
             elif self.limit is not None and len(seat.context) + len(action.ids) > self.limit:
                 seat.end("context_overflow")
             else:
-                self._record(seat, "teacher", action.ids, [0.0] * len(action.ids), action.text, False)
-
-    def _record(
-        self, seat: _Seat, executor: Executor, ids: Sequence[int], log_probs: Sequence[float], text: str, cut: bool
-    ) -> None:
-        turn = Turn(seat.context, seat.text, executor, list(ids), list(log_probs), text, cut)
-        seat.episode.turns.append(turn)
+                ids = list(action.ids)
+                seat.episode.turns.append(Turn(seat.context, seat.text, "teacher", ids, [0.0] * len(ids), action.text))
 
     def _step(self, seats: Sequence[_Seat]) -> None:
         answers = self._call([partial(_stepped, seat.environment, seat.episode.turns[-1].text) for seat in seats])

@@ -49,6 +49,7 @@ class Turn:
         log_probs: The engine's log-probs of the ids; 0.0 for those of a teacher.
         text: The action as the environment got it.
         cut: Whether the action was cut at the length limit.
+        weight_versions: Labels of the weights behind the ids, where the student's engine has labels.
     """
 
     context: list[int]
@@ -58,6 +59,7 @@ class Turn:
     log_probs: list[float]
     text: str
     cut: bool = False
+    weight_versions: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Episode:
         sample: Which of the task's episodes.
         seed: Of the environment.
         task_id: The task's name.
-        version: Weights the student acted with.
+        version: Weights the student acted with, where its engine has no labels.
         turns: The actions in order.
         reward: Sum of the rewards of the steps.
         outcome: How it ended; see ``OUTCOMES``.
@@ -111,7 +113,8 @@ class Episode:
             current.append_environment(turn.context[len(current.tokens) :])
             current.append_generated(turn.ids, turn.log_probs, turn=number, executor=EXECUTORS[turn.executor])
             current.response += turn.text if not current.response else "\n" + turn.text
-            current.weight_versions += [self.version] * (turn.executor == "student")
+            if turn.executor == "student":
+                current.weight_versions += list(dict.fromkeys(turn.weight_versions)) or [self.version]
             current.status = self._status(turn)
         return samples
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from stacx_core.config import resolve_object
 from stacx_core.data.sample import Sample
@@ -50,12 +51,12 @@ def load_filter(name: str) -> GroupFilter:
     return chosen
 
 
-Draw = Callable[[int, int], list[list[Sample]]]
-"""Makes so many further groups, the first of which gets a number within the rollout."""
+Draw = Callable[[int, int], Generator[list[Sample]]]
+"""Makes at least so many further groups, the first of which gets a number within the rollout, until it is closed."""
 
 
 def collect_groups(args: Args, keep: GroupFilter | None, draw: Draw) -> tuple[list[list[Sample]], dict[str, float]]:
-    """The groups of a rollout, those that do not pass replaced in bounded rounds.
+    """The groups of a rollout, those that do not pass replaced in bounded rounds; no more are made than are needed.
 
     Args:
         args: Of the run; ``rollout_batch_size`` groups are wanted.
@@ -72,10 +73,14 @@ def collect_groups(args: Args, keep: GroupFilter | None, draw: Draw) -> tuple[li
     kept: list[list[Sample]] = []
     drawn = rounds = 0
     while len(kept) < wanted and rounds < args.dynamic_sampling_max_rounds:
-        groups = draw(wanted - len(kept), drawn)
-        drawn += len(groups)
-        kept += [group for group in groups if keep is None or keep(group)]
         rounds += 1
+        with closing(draw(wanted - len(kept), drawn)) as groups:
+            for group in groups:
+                drawn += 1
+                if keep is None or keep(group):
+                    kept.append(group)
+                if len(kept) == wanted:
+                    break
     if len(kept) < wanted and args.dynamic_sampling_exhausted == "raise":
         raise RewardError(
             f"only {len(kept)} of {wanted} groups passed {args.dynamic_sampling_filter} in {rounds} rounds; "

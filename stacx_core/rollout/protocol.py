@@ -30,10 +30,12 @@ class RollIn(Protocol):
         num_prompts: Length of a pass over the data; 0 where there is no end to it.
         teacher: The teacher that scores or acts, where there is one; the parity probe asks it too.
         takes_environment: Whether ``--environment``, when given, stands in for prompts and reward.
+        over_samples: Whether it begins more groups than it needs under ``--over-sampling-batch-size``.
     """
 
     num_prompts: int
     takes_environment: ClassVar[bool] = False
+    over_samples: ClassVar[bool] = False
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None: ...
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -13,9 +15,11 @@ from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.errors import DataError
 from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
-from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
+from stacx_core.rollout.engine import Generation, RolloutEngine, SamplingParams
 from stacx_core.rollout.filters import collect_groups, load_filter
+from stacx_core.rollout.oversampling import Leftovers, OverSampler, PromptGroup
 from stacx_core.rollout.protocol import RollIn, Rollout
+from stacx_core.rollout.weight_age import age_metrics, mask_older
 from stacx_core.seeds import sub_seed
 
 
@@ -29,13 +33,16 @@ class SampledRollout(RollIn):
     all of them.
 
     Under ``--dynamic-sampling-filter`` groups that do not pass are replaced by those of further prompts, in at most
-    ``--dynamic-sampling-max-rounds`` rounds.
+    ``--dynamic-sampling-max-rounds`` rounds. Under ``--over-sampling-batch-size`` each round begins so many groups, and
+    those that are not needed are stopped; the next rollout begins with their prompts, under ``--partial-rollout`` also
+    with what was sampled of their responses.
 
     Raises:
         DataError, ConfigError: The reward or the filter cannot be loaded, a row is malformed, or no prompt is left.
     """
 
     takes_environment = True
+    over_samples = True
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args
@@ -52,45 +59,82 @@ class SampledRollout(RollIn):
             )
         self.num_prompts = len(fitting)
         self.dropped = len(rows) - len(fitting)
+        self.rows = {row.index: row for row in fitting}
+        # A mask would leave nothing to train of a group that ended under older weights.
+        self.leftovers = Leftovers(args.partial_rollout, keep_ended=not args.mask_offpolicy_in_partial_rollout)
         self.stream = PromptStream(fitting, seed=args.seed, shuffle=args.rollout_shuffle)
         self.params = SamplingParams(
             args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
         )
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
-        """See :class:`stacx_core.rollout.protocol.RollIn`."""
-        sampled: list[Sample] = []
+        """See :class:`stacx_core.rollout.protocol.RollIn`.
 
-        def draw(count: int, first: int) -> list[list[Sample]]:
-            prompts = [(row, self._render(row)) for row in self.stream.take(count)]
-            groups = self._sample(rollout, prompts, first, engine)
-            sampled.extend(sample for group in groups for sample in group)
-            return groups
+        Raises:
+            EngineError: A response could not be had.
+        """
+        sampled: list[Sample] = []
+        aborted: list[Generation] = []
+
+        def draw(missing: int, first: int) -> Generator[list[Sample]]:
+            groups = self._begun(missing, rollout, first)
+            with closing(self._answered(groups, engine, aborted)) as answers:
+                for answered in answers:
+                    scored = self._scored(answered, rollout, first)
+                    sampled.extend(sample for group in scored for sample in group)
+                    yield from scored
 
         kept, counts = collect_groups(self.args, self.keep, draw)
+        samples = numbered(kept)
         metrics = {**reward_metrics(sampled, self.args.reward_key), "dropped_rows": float(self.dropped), **counts}
-        return Rollout([sample for group in kept for sample in group], metrics)
+        return Rollout(samples, {**metrics, **self._unfinished(samples, aborted, rollout)})
 
-    def _sample(
-        self, rollout: int, prompts: Sequence[tuple[PromptRow, list[int]]], first: int, engine: RolloutEngine
-    ) -> list[list[Sample]]:
-        """Scored responses of each prompt; ``first`` is the number of the first prompt within the rollout."""
-        count = self.args.n_samples_per_prompt
-        requests = [
-            GenerationRequest(ids, [sub_seed(self.args.seed, "sample", rollout, p, k) for k in range(count)])
-            for p, (_, ids) in enumerate(prompts, start=first)
-        ]
-        answers = engine.generate(requests, self.params)
+    def _begun(self, missing: int, rollout: int, first: int) -> list[PromptGroup]:
+        """The groups of a round, numbered from ``first``: those that were left over, then further prompts."""
+        count, seed = self.args.over_sampling_batch_size or missing, self.args.seed
+        left = self.leftovers.take(count)
+        groups = [*left, *map(PromptGroup, self.stream.take(count - len(left)))]
+        for p, group in enumerate(groups):
+            if not group.answers:
+                seeds = [sub_seed(seed, "sample", rollout, first + p, k) for k in range(self.args.n_samples_per_prompt)]
+                groups[p] = PromptGroup(group.row, self._render(group.row), seeds)
+        return groups
+
+    def _answered(
+        self, groups: Sequence[PromptGroup], engine: RolloutEngine, aborted: list[Generation]
+    ) -> Generator[dict[int, PromptGroup]]:
+        """The groups by their places, with their answers: as they come to their end, or all at once."""
+        if self.args.over_sampling_batch_size is not None:
+            yield from OverSampler(self.leftovers, aborted).answered(groups, engine, self.params)
+            return
+        answers = engine.generate([group.request for group in groups], self.params)
+        yield {p: replace(group, answers=own) for p, (group, own) in enumerate(zip(groups, answers, strict=True))}
+
+    def _scored(self, answered: Mapping[int, PromptGroup], rollout: int, first: int) -> list[list[Sample]]:
+        """Scored samples of each group; ``first`` is the number of the group in place 0."""
+        count, version = self.args.n_samples_per_prompt, str(rollout)
         groups = [
             [
-                to_sample(row, ids, answer, self.tokenizer, group=p, index=p * count + k, version=str(rollout))
-                for k, answer in enumerate(group)
+                to_sample(group.row, group.prompt, a, self.tokenizer, group=p, index=p * count + k, version=version)
+                for k, a in enumerate(group.answers)
             ]
-            for p, ((row, ids), group) in enumerate(zip(prompts, answers, strict=True), start=first)
+            for p, group in ((first + place, group) for place, group in answered.items())
         ]
         if self.reward is not None:
             score([sample for group in groups for sample in group], self.reward)
         return groups
+
+    def _unfinished(self, samples: Sequence[Sample], aborted: Sequence[Generation], rollout: int) -> dict[str, float]:
+        """Metrics of what was stopped half-way, now or earlier; masks what is not to be trained."""
+        if self.args.over_sampling_batch_size is None:
+            return {}
+        stopped = {"aborted_responses": float(len(aborted))}
+        if not self.args.partial_rollout:
+            return stopped
+        staleness = self.args.get("max_staleness", 0)
+        if self.args.mask_offpolicy_in_partial_rollout:
+            mask_older(samples, rollout, staleness)
+        return {**stopped, **age_metrics(samples, rollout, staleness)}
 
     def has_room(self, row: PromptRow) -> bool:
         """Whether the row's prompt leaves room for a response."""
@@ -104,12 +148,13 @@ class SampledRollout(RollIn):
         return render_prompt(row, self.tokenizer, self.args.apply_chat_template)
 
     def state(self) -> dict[str, Any]:
-        """The position in the prompts."""
-        return self.stream.state()
+        """The position in the prompts, and the groups that are left over."""
+        return {**self.stream.state(), "leftovers": self.leftovers.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a position."""
         self.stream.restore(state)
+        self.leftovers.restore(state.get("leftovers", []), self.rows, self.args.n_samples_per_prompt)
 
 
 def sequence_limit(args: Args, context_length: int | None) -> int | None:
@@ -142,9 +187,21 @@ def to_sample(
         weight_versions=list(dict.fromkeys(answer.weight_versions)) or [version],
         status=SampleStatus.COMPLETED if answer.finish == "stop" else SampleStatus.TRUNCATED,
     )
-    sample.append_generated(answer.ids, answer.log_probs)
+    sample.append_generated(answer.ids, answer.log_probs, versions=answer.weight_versions or None)
     sample.response = str(tokenizer.decode(answer.ids, skip_special_tokens=True))
     return sample
+
+
+def numbered(groups: Sequence[list[Sample]]) -> list[Sample]:
+    """The samples of all groups in the order in which these were begun, numbered without gaps."""
+    in_order = sorted(groups, key=lambda group: group[0].group_index or 0)
+    samples = [sample for group in in_order for sample in group]
+    for number, group in enumerate(in_order):
+        for sample in group:
+            sample.group_index = number
+    for index, sample in enumerate(samples):
+        sample.index = sample.rollout_id = index
+    return samples
 
 
 def reward_metrics(samples: Sequence[Sample], key: str | None) -> dict[str, float]:

@@ -30,6 +30,7 @@ class TeacherScoredRollout(RollIn):
     """
 
     takes_environment = True
+    over_samples = True
 
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.args = args

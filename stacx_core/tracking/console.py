@@ -45,8 +45,8 @@ class Console:
 def summary(metrics: Mapping[str, float]) -> str:
     """The metrics worth a glance, in one line."""
     parts = [f"{key.split('/')[1] if key[0] != 'e' else 'eval'} {metrics[key]:.4g}" for key in SHOWN if key in metrics]
-    if "time/rollout_seconds" in metrics:
-        parts.append(f"{metrics['time/rollout_seconds'] + metrics['time/train_seconds']:.2f} s")
+    if "time/wait_seconds" in metrics:
+        parts.append(f"{metrics['time/wait_seconds'] + metrics['time/train_seconds']:.2f} s")
     return "  ".join(parts)
 
 

@@ -8,6 +8,7 @@ from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob
 from stacx_core.recipes import ESTIMATOR_RECIPES
 from stacx_core.rewards.loading import MODEL
+from stacx_core.sampling_knobs import check_over_sampling
 from stacx_core.sglang_knobs import check_sglang
 
 _ANSWERS = ("eval_prompt_data", "eval_tasks")
@@ -52,6 +53,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         from stacx_core.rollout.sglang.pool import servers_of  # Its HTTP client is of no use to other runs.
 
         servers_of("--sglang-url", args.sglang_url)
+    check_over_sampling(args, _over_samples(config, args))
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)
@@ -63,6 +65,11 @@ def complete(config: TrainingConfig, args: Args) -> Args:
 def _plays(config: TrainingConfig, args: Args) -> bool:
     """Whether the samples are episodes of ``--environment``, by a roll-in that takes one in place of prompts."""
     return args.environment is not None and getattr(resolve_object(config.rollout), "takes_environment", False)
+
+
+def _over_samples(config: TrainingConfig, args: Args) -> bool:
+    """Whether the samples are responses to prompts, by a roll-in that can begin more of them than it needs."""
+    return args.environment is None and getattr(resolve_object(config.rollout), "over_samples", False)
 
 
 def _ways(name: str, config: TrainingConfig) -> str:

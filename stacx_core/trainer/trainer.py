@@ -28,6 +28,7 @@ from stacx_core.rollout.evaluation import Evaluation
 from stacx_core.rollout.parity import probe_parity
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
+from stacx_core.trainer.ahead import AbortableEngine, RolloutsAhead, RolloutsInTurn, staleness
 from stacx_core.trainer.checkpoints import write_checkpoint
 from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.interrupts import Interrupts
@@ -82,6 +83,7 @@ class StacxTrainer:
         self.completed = start["rollout"] if start else 0
         self._saved = self.completed if start else None
         self._position = parts.roll_in.state()
+        self._rollouts = rollouts_of(parts, self.completed)
         self._interrupts = Interrupts()
         self._held_out = held_out_batch(parts)
         self._invariance_due = parts.args.check_loss_invariance
@@ -96,15 +98,16 @@ class StacxTrainer:
         with self._interrupts.installed(), closing(self.parts.engine):
             self._send_weights()
             self._probe_parity()
-            try:
-                if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
-                    last = self._log({"rollout": 0.0, **self._evaluate()})
-                while self.completed < self.parts.num_rollout:
-                    last = self._rollout()
-                self.save()
-            except KeyboardInterrupt:
-                self.save()
-                raise
+            with self._rollouts:
+                try:
+                    if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
+                        last = self._log({"rollout": 0.0, **self._evaluate()})
+                    while self.completed < self.parts.num_rollout:
+                        last = self._rollout()
+                    self.save()
+                except KeyboardInterrupt:
+                    self.save()
+                    raise
         return last
 
     def _send_weights(self) -> None:
@@ -119,25 +122,31 @@ class StacxTrainer:
             return
         trained = partial(policy_log_probs, policy)
         teacher = getattr(self.parts.roll_in, "teacher", None) if self.completed == 0 else None
-        probe_parity(self.args, self.parts.tokenizer, self.parts.engine, trained, teacher)
+        with self.parts.engine.weights_at_rest():
+            probe_parity(self.args, self.parts.tokenizer, self.parts.engine, trained, teacher)
 
     def _rollout(self) -> dict[str, float]:
         began = time.perf_counter()
-        with self.parts.engine.weights_at_rest():
-            rolled = self.parts.roll_in.roll(self.completed, self.parts.engine)
+        rolled = self._rollouts.take(self.completed)
+        waited = time.perf_counter() - began
+        samples = rolled.rollout.samples
         batch, counters = samples_to_batch(
-            rolled.samples, mask_truncated=self.args.mask_truncated, reward_key=self.args.reward_key
+            samples, mask_truncated=self.args.mask_truncated, reward_key=self.args.reward_key
         )
+        counters |= self._staleness(samples)
         rolled_at = time.perf_counter()
         with self._interrupts.held():
             trained = self._update(batch)
             self.completed += 1
             self._send_weights()
-            self._position = self.parts.roll_in.state()
+            self._rollouts.updated(self.completed)
+            self._position = rolled.position
             metrics = {
                 "rollout": float(self.completed),
-                **{f"rollout/{k}": v for k, v in {**rolled.metrics, **counters}.items()},
+                **{f"rollout/{k}": v for k, v in {**rolled.rollout.metrics, **counters}.items()},
                 **{f"train/{k}": v for k, v in trained.items()},
+                "time/rollout_seconds": rolled.seconds,
+                "time/wait_seconds": waited,
                 **_times(began, rolled_at, counters["response_tokens"]),
             }
             if self._evaluates and self._due(self.args.eval_interval):
@@ -146,6 +155,14 @@ class StacxTrainer:
         if self.args.save_interval and self.completed % self.args.save_interval == 0:
             self.save()
         return metrics
+
+    def _staleness(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """The metric, of an engine that is sent the weights; responses that were carried over may be older."""
+        if self.args.rollout_engine == "local":
+            return {}
+        found = staleness(samples, self.completed)
+        assert self.args.get("partial_rollout") or found.get("staleness", 0) <= self.args.max_staleness, found
+        return found
 
     def _update(self, batch: Batch) -> dict[str, float]:
         """Forward passes, syncs, whole-batch stages, then the steps of every trained role."""
@@ -190,7 +207,7 @@ class StacxTrainer:
     def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if self.parts.evaluation is not None:
-            with self.parts.engine.weights_at_rest():
+            with self._rollouts.idle():
                 metrics |= self.parts.evaluation.run(self.parts.engine)
         if self._held_out is not None:
             batches, _ = prepared_batches(self.parts, self._held_out)
@@ -221,6 +238,15 @@ class StacxTrainer:
                 torch.save(worker.optimizer.state_dict(), folder / f"{name}.optimizer.pt")
         state = {"rollout": self.completed, "roll_in": self._position, "algorithm": self.args.algorithm}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1))
+
+
+def rollouts_of(parts: Parts, completed: int) -> RolloutsInTurn:
+    """The run's rollouts that are not completed yet; some ahead under ``--max-staleness``."""
+    if not parts.args.max_staleness:
+        return RolloutsInTurn(parts.roll_in, parts.engine)
+    assert isinstance(parts.engine, AbortableEngine)
+    numbers = range(completed, parts.num_rollout)
+    return RolloutsAhead(parts.roll_in, parts.engine, numbers, parts.args.max_staleness)
 
 
 def prepared_batches(parts: Parts, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
@@ -294,7 +320,6 @@ def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:
 def _times(began: float, rolled_at: float, tokens: float) -> dict[str, float]:
     now = time.perf_counter()
     return {
-        "time/rollout_seconds": rolled_at - began,
         "time/train_seconds": now - rolled_at,
         "time/response_tokens_per_second": tokens / (now - began),
     }

@@ -86,3 +86,16 @@ def test_errors_name_the_task() -> None:
 def test_aborted_and_failed_samples_count_as_removed(status: SampleStatus) -> None:
     assert Sample(status=status).removed
     assert not Sample(status=SampleStatus.TRUNCATED).removed
+
+
+def test_versions_are_kept_per_token_and_blank_on_those_of_the_environment() -> None:
+    sample = Sample(tokens=[1])
+    sample.append_environment([2])
+    sample.append_generated([3, 4], [-0.5, -0.25], versions=["6", "7"])
+    sample.append_environment([5])
+    assert sample.token_versions == ["", "6", "7", ""]
+    sample.validate()
+    with pytest.raises(BatchError, match="1 generated tokens came without token_versions"):
+        sample.append_generated([6], [-0.5])
+    with pytest.raises(BatchError, match="1 generated tokens came with 2 token_versions"):
+        sample.append_generated([6], [-0.5], versions=["7", "7"])

@@ -11,7 +11,8 @@ LINE = {
     "train/loss": 0.25,
     "rollout/reward_mean": 0.5,
     "train/entropy": 1.0,
-    "time/rollout_seconds": 1.0,
+    "time/rollout_seconds": 4.0,
+    "time/wait_seconds": 1.0,
     "time/train_seconds": 0.5,
 }
 

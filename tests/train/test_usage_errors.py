@@ -25,6 +25,7 @@ COMPLETE = [
     "--output-dir",
     "./run",
 ]
+SGLANG = ["--rollout-engine", "sglang", "--sglang-url", "http://localhost:1"]
 
 
 def refused(done: Any, message: str) -> None:
@@ -146,11 +147,40 @@ def test_a_required_knob_left_out(stacx: Any, flag: str) -> None:
             ["--dynamic-sampling-filter", "reward_std", "--n-samples-per-prompt", "1"],
             "reward_std keeps groups whose rewards differ, which a group of one never does",
         ),
+        (
+            ["--over-sampling-batch-size", "64"],
+            "--over-sampling-batch-size needs --rollout-engine sglang: the local engine decodes a batch to its end",
+        ),
+        ([*SGLANG, "--over-sampling-batch-size", "31"], "31 is below --rollout-batch-size 32; raise it"),
+        ([*SGLANG, "--partial-rollout"], "--partial-rollout has no effect without --over-sampling-batch-size"),
+        (
+            [*SGLANG, "--over-sampling-batch-size", "32", "--partial-rollout"],
+            "--over-sampling-batch-size 32 is --rollout-batch-size, and no --dynamic-sampling-filter asks for more",
+        ),
+        (
+            [*SGLANG, "--over-sampling-batch-size", "64", "--mask-offpolicy-in-partial-rollout"],
+            "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; add it",
+        ),
         (["--algorithm", "gpro"], "no recipe is named 'gpro'; the closest are: gspo, grpo, ppo"),
     ],
 )
 def test_knobs_that_contradict_each_other(stacx: Any, flags: list[str], message: str) -> None:
     refused(stacx(*COMPLETE, *flags), message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grpo": "sft"}, "the samples of this recipe cannot be stopped half-way"),
+        ({"--prompt-data": "--environment", "none.jsonl": "reasoning_gym:x"}, "episodes cannot be stopped half-way"),
+    ],
+)
+def test_nothing_is_sampled_that_could_be_stopped(stacx: Any, changes: dict[str, str], message: str) -> None:
+    command = [changes.get(arg, arg) for arg in COMPLETE]
+    if "--environment" in command:
+        command = [arg for arg in command if arg not in ("--rm-type", "exact")]
+    done = stacx(*command, *SGLANG, "--over-sampling-batch-size", "64")
+    refused(done, f"--over-sampling-batch-size is for responses sampled to prompts; {message}")
 
 
 def test_prompts_or_an_environment(stacx: Any) -> None:

@@ -48,6 +48,7 @@ def check_args(args: Args) -> None:
     _check_overruled(args)
     _check_divergence(args)
     _check_mismatch(args)
+    _check_staleness(args)
     _check_groups(args)
     _check_lengths(args)
 
@@ -120,6 +121,21 @@ def _check_mismatch(args: Args) -> None:
     lower, upper = rejection_bounds(args)
     if args.use_rs and lower > upper:
         raise ConfigError(f"rejection keeps ratios from {lower:g} to {upper:g}, which are none; swap the bounds")
+
+
+def _check_staleness(args: Args) -> None:
+    """Refuse samples of old weights without a ratio to those weights; `--recompute-log-probs` is of the new ones."""
+    if args.use_tis or args.use_rs or args.use_rollout_logprobs:
+        return
+    told = (
+        "trains on tokens of older weights, which the loss must be told: add --use-tis to weight it by the ratio to "
+        "them, --use-rs to leave out tokens with a ratio too far from 1, or --use-rollout-logprobs to clip the ratio "
+        "to them"
+    )
+    if args.get("max_staleness"):
+        raise ConfigError(f"--max-staleness {told}")
+    if args.get("partial_rollout") and not args.get("mask_offpolicy_in_partial_rollout"):
+        raise ConfigError(f"--partial-rollout {told}; --mask-offpolicy-in-partial-rollout does not train on them")
 
 
 def rejection_bounds(args: Args) -> tuple[float, float]:

@@ -35,6 +35,16 @@ def test_the_preset_of_dapo_wants_room_for_its_penalty(check: Any) -> None:
         check("dapo", rollout_max_response_len=256)
 
 
+@pytest.mark.parametrize("correction", ["use_tis", "use_rs", "use_rollout_logprobs"])
+def test_stale_samples_pass_with_a_ratio_to_their_weights(check: Any, correction: str) -> None:
+    check(max_staleness=2, **{correction: True})
+    check(partial_rollout=True, **{correction: True})
+
+
+def test_tokens_of_older_weights_pass_when_they_are_not_trained(check: Any) -> None:
+    check(partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -49,6 +59,9 @@ def test_the_preset_of_dapo_wants_room_for_its_penalty(check: Any) -> None:
         ({"use_tis": True, "tis_clip": 0.5, "tis_clip_low": 0.7}, "0.7 is above --tis-clip 0.5"),
         ({"use_tis": True, "tis_mode": "truncate", "tis_clip_low": 0.1}, "has no lower bound"),
         ({"rs_upper_bound": 3.0}, "--rs-upper-bound has no effect without --use-rs"),
+        ({"max_staleness": 1}, "add --use-tis to weight it by the ratio to them"),
+        ({"max_staleness": 1, "recompute_log_probs": True}, "--use-rollout-logprobs to clip the ratio to them"),
+        ({"partial_rollout": True}, "--partial-rollout trains .* --mask-offpolicy-in-partial-rollout does not"),
         ({"use_rs": True, "rs_upper_bound": 0.9}, "keeps ratios from 1.11111 to 0.9"),
         ({"opsm_delta": 0.1}, "--opsm-delta has no effect without --use-opsm"),
         ({"overlong_factor": 0.5}, "--overlong-factor has no effect without --overlong-cache"),

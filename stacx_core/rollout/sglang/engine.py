@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from weakref import WeakSet
@@ -41,6 +42,7 @@ class SGLangEngine:
         self.labels: set[str] | None = None
         """Of weights that responses may be made with; any when it is ``None``."""
         self._batches: WeakSet[RunningBatch] = WeakSet()
+        self._noting = threading.Lock()
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -61,13 +63,14 @@ class SGLangEngine:
         return [groups[index] for index in range(len(requests))]
 
     def start(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> RunningBatch:
-        """Begin to generate; the batch hands out groups as they are completed, and can be aborted.
+        """See :class:`stacx_core.rollout.engine.InterruptibleEngine`.
 
         Raises:
             ConfigError: A prompt is empty or has an id that the model lacks.
         """
         batch = RunningBatch(self._responder(requests, params), requests)
-        self._batches.add(batch)
+        with self._noting:
+            self._batches.add(batch)
         return batch
 
     def attempt(self, requests: Sequence[GenerationRequest], params: SamplingParams) -> list[Generation | EngineError]:
@@ -79,7 +82,8 @@ class SGLangEngine:
         for index, request in enumerate(requests):
             if not request.prompt:
                 raise ConfigError(f"prompt {index} has no token; a server needs one to go on from")
-            check_ids(f"prompt {index}", request.prompt, self.vocabulary)
+            for ids in (request.prompt, *(begun.ids for begun in request.begun)):
+                check_ids(f"prompt {index}", ids, self.vocabulary)
         if params.temperature not in (0, 1) and not self.scaling.outputs:
             raise ConfigError(
                 f"the SGLang servers tell log-probs at temperature 1, whatever they sample at, here "
@@ -89,7 +93,9 @@ class SGLangEngine:
 
     def abort(self) -> None:
         """Stop every generation under way, from another thread; each then raises in the thread that waits for it."""
-        for batch in list(self._batches):
+        with self._noting:
+            batches = list(self._batches)
+        for batch in batches:
             batch.request_abort()
 
     def score(self, samples: Sequence[Sample], top_k: int, temperature: float) -> list[TeacherScore]:

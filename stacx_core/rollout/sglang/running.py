@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -19,6 +20,10 @@ ABORT_SECONDS = 5.0
 """How long a server may take to confirm an abort."""
 ABORT_WAIT = 0.2
 """Seconds until what still runs is aborted again: a request may reach a server after the abort of it."""
+
+
+NOTHING = Generation([], [], "abort")
+"""A response that was not begun."""
 
 
 class _NotSent(Exception):
@@ -54,13 +59,29 @@ class Responder:
         self.labels = labels
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
+        self._waiting: set[asyncio.Task[Generation]] = set()
+        """For a server that has room, or for one that is being brought back."""
 
-    async def respond(self, prompt: Sequence[int], seed: int) -> Generation:
+    async def respond(self, prompt: Sequence[int], seed: int, begun: Generation = NOTHING) -> Generation:
         """One response, with ``finish`` ``abort`` if it did not come to its end.
+
+        Args:
+            prompt: Token ids.
+            seed: Of the response.
+            begun: What there is of it already.
 
         Raises:
             EngineError: It could not be had.
         """
+        if begun.finish != "abort":
+            return begun
+        params = replace(self.params, max_new_tokens=self.params.max_new_tokens - len(begun.ids))
+        if params.max_new_tokens <= 0:
+            return replace(begun, finish="length")
+        return self._joined(begun, await self._more([*prompt, *begun.ids], seed, params))
+
+    async def _more(self, ids: Sequence[int], seed: int, params: SamplingParams) -> Generation:
+        """What a server samples behind these ids."""
 
         async def send(server: SGLangServer) -> Generation:
             if self.aborted:
@@ -68,22 +89,44 @@ class Responder:
             # An abort names requests by how their names begin, so names are of one length.
             rid = uuid4().hex
             self._sent[rid] = server
+            self._waiting.discard(asked)
             try:
-                body = generation_body(rid, prompt, seed, self.params, self.stop_ids)
+                body = generation_body(rid, ids, seed, params, self.stop_ids)
                 answer = await server.post(GENERATE, body, self.pool.limits.timeout)
+                aborted = self.aborted
+                generation = understood(
+                    server, GENERATE, lambda: read_generation(answer, params, self.vocabulary, aborted=aborted)
+                )
+                self._check_labels(server, generation)
+                return generation
+            except BaseException:
+                self._waiting.add(asked)  # It may be tried again.
+                raise
             finally:
                 del self._sent[rid]
-            aborted = self.aborted
-            generation = understood(
-                server, GENERATE, lambda: read_generation(answer, self.params, self.vocabulary, aborted=aborted)
-            )
-            self._check_labels(server, generation)
-            return generation
 
+        asked = asyncio.ensure_future(self.pool.ask(send, self.tries))
+        self._waiting.add(asked)
         try:
-            return await self.pool.ask(send, self.tries)
+            return await asked
         except _NotSent:
-            return Generation([], [], "abort")
+            return NOTHING
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self.aborted or (current is not None and current.cancelling()):
+                raise
+            return NOTHING
+        finally:
+            self._waiting.discard(asked)
+
+    def _joined(self, begun: Generation, more: Generation) -> Generation:
+        ids, finish = [*begun.ids, *more.ids], more.finish
+        # A server that aborts does not look whether the last token ended the response.
+        if finish == "abort" and ids:
+            full = len(ids) >= self.params.max_new_tokens
+            finish = "stop" if ids[-1] in self.stop_ids else "length" if full else "abort"
+        versions = [*begun.weight_versions, *more.weight_versions]
+        return Generation(ids, [*begun.log_probs, *more.log_probs], finish, versions)
 
     def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
         """Refuse a response of a server that somebody started anew, or gave other weights."""
@@ -98,7 +141,9 @@ class Responder:
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""
         self.aborted = True
-        while self._sent:
+        while self._sent or self._waiting:
+            for asked in self._waiting:
+                asked.cancel()
             sent = list(self._sent.items())
             await settled(server.post("/abort_request", {"rid": rid}, ABORT_SECONDS) for rid, server in sent)
             await asyncio.sleep(ABORT_WAIT)
@@ -172,5 +217,7 @@ class RunningBatch:
         self._done.put(None)
 
     async def _group(self, index: int, request: GenerationRequest) -> None:
-        group = await gathered(self._responder.respond(request.prompt, seed) for seed in request.seeds)
+        begun = request.begun or [NOTHING] * len(request.seeds)
+        each = zip(request.seeds, begun, strict=True)
+        group = await gathered(self._responder.respond(request.prompt, seed, so_far) for seed, so_far in each)
         self._done.put((index, group))

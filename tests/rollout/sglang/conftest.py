@@ -45,16 +45,27 @@ class FakeServer:
         always: What becomes of the rest instead.
         model: What it says its model's folder is.
         scales: Whether it tells log-probs of given tokens at the temperature of the request; SGLang does not.
+        slow: Which requests it works on until they are aborted, when one token is there.
     """
 
-    def __init__(self, *faults: Fault, always: Fault = None, model: str = "", scales: bool = False) -> None:
+    def __init__(
+        self,
+        *faults: Fault,
+        always: Fault = None,
+        model: str = "",
+        scales: bool = False,
+        slow: Callable[[dict[str, Any]], bool] = lambda body: False,
+    ) -> None:
         self.faults = deque(faults)
         self.always = always
         self.model = model
         self.scales = scales
+        self.slow = slow
         self.faults_of: dict[str, deque[Fault]] = {}
         """Like `faults`, of requests to other paths."""
         self.version = "3"
+        self.awaited = 0
+        """How many requests are to come in before any is answered."""
         self.orders: list[str] = []
         """Paths of the other requests that were not only questions, once they were done as asked, or failed."""
         self.stopped = False
@@ -204,7 +215,8 @@ class FakeServer:
                     fake.changed.notify_all()
                 fault = fake.fault()
                 with fake.changed:
-                    if fault == "hold":
+                    fake.changed.wait_for(lambda: len(fake.bodies) >= fake.awaited, SECONDS)
+                    if fault == "hold" or fake.slow(body):
                         fake.changed.wait_for(lambda: fake.released or body.get("rid") in fake.aborted, SECONDS)
                     fake.running -= 1
                 self.fail_or_reply(fault, fake.answer(body))

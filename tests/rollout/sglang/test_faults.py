@@ -363,6 +363,21 @@ def test_an_abort_returns_what_there_was(fake: Any) -> None:
     assert ids_of(engine) == [ANSWER]
 
 
+def test_an_abort_reaches_those_that_wait_for_a_server_that_is_brought_back(fake: Any) -> None:
+    server = fake("hold")
+    engine = engine_of(server)
+    with engine.start([REQUEST, REQUEST], GREEDY) as batch:
+        server.wait_for(2)
+        engine.pool.lost(0, EngineError("it is being replaced"))
+        rest = batch.abort()
+    assert [[(answer.ids, answer.finish) for answer in rest[index]] for index in rest] in (
+        [[([], "abort")]] * 2,
+        [[(ANSWER, "length")], [([], "abort")]],
+    )
+    engine.pool.back(0, server.url)
+    assert ids_of(engine) == [ANSWER]
+
+
 def test_an_interrupt_ends_the_call_and_leaves_the_engine_usable(fake: Any) -> None:
     server = fake("hold")
     engine = engine_of(server, concurrency=1)

@@ -6,7 +6,7 @@ Both train the model and the sums of `grpo_vs_trl.py` with the same seed, flags 
 servers of their own. Tokens per second are the trained tokens of all rollouts but the first ones, over the time that
 the trainer waited for these rollouts and trained on them, weights sent included. There is something to gain only where
 making rollouts and training do not share their processors, as on servers with GPUs of their own, or where rollouts wait
-for something else: `--reward-seconds` stands for a reward that is had elsewhere.
+for something else: `--reward-seconds` stands for a reward that is had elsewhere. Other flags go to both runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def train(folder: Path, run: Path, staleness: int, options: argparse.Namespace) 
         "--output-dir": run,
     }
     command = [sys.executable, "-m", "stacx_core", "train", "--use-rollout-logprobs"]
-    command += [str(part) for flag in flags.items() for part in flag]
+    command += [*(str(part) for flag in flags.items() for part in flag), *options.flags]
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, SECONDS: str(options.reward_seconds), "PYTHONPATH": path}
     done = subprocess.run(
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--sglang-python", default=sys.executable, help="interpreter that has sglang")
     parser.add_argument("--sglang-module", default="sglang.launch_server")
     parser.add_argument("--sglang-args", default="", help="further arguments of each server")
-    options = parser.parse_args()
+    options, options.flags = parser.parse_known_args()
     ratios = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

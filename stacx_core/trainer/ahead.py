@@ -126,7 +126,8 @@ class RolloutsAhead(RolloutsInTurn):
             made = self._made[0]
             if isinstance(made, BaseException):
                 raise made
-            return self._made.popleft()  # type: ignore[return-value]
+            del self._made[0]
+            return made
 
     def updated(self, completed: int) -> None:
         """See the base class."""

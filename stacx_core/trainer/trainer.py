@@ -157,7 +157,7 @@ class StacxTrainer:
         return metrics
 
     def _staleness(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """The metric, of an engine that is sent the weights; responses that were carried over may be older."""
+        """The metric of an engine that is sent the weights; only responses carried over may be older than allowed."""
         if self.args.rollout_engine == "local":
             return {}
         found = staleness(samples, self.completed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from stacx_core.data.batch import samples_to_batch
@@ -32,6 +34,15 @@ def test_a_growing_conversation_is_one_sample() -> None:
     assert (sample.group_index, sample.index, sample.rollout_id) == (4, 11, 11)
     assert (sample.reward, sample.task_id, sample.weight_versions) == (0.25, "train/3", ["7", "7"])
     assert sample.response == "said\nsaid\nsaid"
+
+
+def test_the_labels_of_the_weights_stand_in_for_the_version() -> None:
+    """Each label of a student's turn once, however many tokens it has; a teacher's turn tells none."""
+    first = dataclasses.replace(GROWING[0], weight_versions=["5", "6"])
+    second = dataclasses.replace(GROWING[1], weight_versions=["default", "default"])
+    last = dataclasses.replace(GROWING[2], weight_versions=["6"])
+    (sample,) = episode(first, second, last).samples(group=4, first_index=11)
+    assert sample.weight_versions == ["5", "6", "6"]
 
 
 def test_a_rewritten_conversation_goes_on_in_a_sibling() -> None:

@@ -36,14 +36,17 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> tuple
     return steps, len(rollouts) - whole
 
 
-def rollout_steps(rollout_ids: Sequence[int], global_batch_size: int, num_steps: int) -> tuple[list[list[int]], int]:
+def rollout_steps(
+    rollout_ids: Sequence[int], global_batch_size: int, num_steps: int, expected: int
+) -> tuple[list[list[int]], int]:
     """The steps of one rollout: as many as were asked for, whether it brought fewer or more than it should.
 
     Args:
         rollout_ids: per sample the rollout it belongs to.
-        global_batch_size: rollouts per step. Fewer rollouts than fill the steps, or so many that they would fill
-            another one, are shared out evenly instead.
+        global_batch_size: rollouts per step. Fewer rollouts than fill the steps, or more than expected, are shared out
+            evenly instead.
         num_steps: steps wanted.
+        expected: how many rollouts it should bring.
 
     Returns:
         As :func:`optimizer_steps`.
@@ -53,7 +56,7 @@ def rollout_steps(rollout_ids: Sequence[int], global_batch_size: int, num_steps:
     """
     count = len(set(rollout_ids))
     share = max(math.ceil(count / num_steps), 1)
-    size = share if count >= (num_steps + 1) * global_batch_size else min(global_batch_size, share)
+    size = share if count > expected else min(global_batch_size, share)
     steps, dropped = optimizer_steps(rollout_ids, size)
     if dropped and len(steps) < num_steps:
         used = {position for step in steps for position in step}

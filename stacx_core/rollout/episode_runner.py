@@ -169,7 +169,7 @@ class EpisodeRunner:
         for seat in seats:
             try:
                 seat.context = self._context(seat)
-            except DataError as error:
+            except (DataError, TypeError, ValueError) as error:  # such as a half surrogate pair, which has no bytes
                 seat.fail(error)
                 continue
             if self.limit is not None and len(seat.context) + room > self.limit:

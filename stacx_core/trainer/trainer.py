@@ -185,7 +185,8 @@ class StacxTrainer:
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
         count, epochs = self.args.num_steps_per_rollout, self.args.epochs_per_rollout
-        steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count)
+        expected = self.args.rollout_batch_size * self.args.n_samples_per_prompt
+        steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count, expected)
         if dropped:
             logger.warning("%d trailing responses do not fill a step and are left out", dropped)
         total = (self.parts.num_rollout - frozen_rollouts(worker)) * count * epochs

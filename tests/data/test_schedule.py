@@ -35,19 +35,21 @@ def test_every_step_has_exactly_the_asked_number_of_rollouts(ids: list[int], siz
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "size", "count", "lengths", "left_out"),
+    ("rollouts", "expected", "size", "count", "lengths", "left_out"),
     [
-        (6, 2, 3, [2, 2, 2], 0),
-        (5, 2, 3, [2, 2, 1], 0),
-        (7, 2, 3, [2, 2, 2], 1),
-        (8, 2, 3, [3, 3, 2], 0),
-        (2, 4, 2, [1, 1], 0),
-        (0, 4, 2, [], 0),
+        (6, 6, 2, 3, [2, 2, 2], 0),
+        (5, 6, 2, 3, [2, 2, 1], 0),
+        (7, 7, 2, 3, [2, 2, 2], 1),
+        (7, 6, 2, 3, [3, 3, 1], 0),
+        (8, 6, 2, 3, [3, 3, 2], 0),
+        (15, 8, 8, 1, [15], 0),
+        (2, 8, 4, 2, [1, 1], 0),
+        (0, 8, 4, 2, [], 0),
     ],
 )
 def test_a_rollout_makes_the_steps_that_were_asked_for(
-    rollouts: int, size: int, count: int, lengths: list[int], left_out: int
+    rollouts: int, expected: int, size: int, count: int, lengths: list[int], left_out: int
 ) -> None:
-    steps, dropped = rollout_steps(range(rollouts), size, count)
+    steps, dropped = rollout_steps(range(rollouts), size, count, expected)
     assert [len(step) for step in steps] == lengths
     assert dropped == left_out

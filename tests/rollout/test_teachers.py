@@ -11,7 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stacx_core import Args, BatchError, ConfigError, Sample, SamplingParams, TeacherError, TeacherScore, TeacherTurn
+from stacx_core import (
+    Args,
+    BatchError,
+    ConfigError,
+    Sample,
+    SamplingParams,
+    TeacherAction,
+    TeacherError,
+    TeacherScore,
+    TeacherTurn,
+)
 from stacx_core.backends.model import load_tokenizer
 from stacx_core.data.batch import samples_to_batch, validate_batch
 from stacx_core.rollout.teachers.answers import action_problem, score_problem
@@ -90,12 +100,33 @@ def plus_one(observation: str) -> str:
 def test_a_scripted_expert_acts_but_has_no_log_probs(checkpoint: Path) -> None:
     expert = ScriptedTeacher(plus_one, load_tokenizer(str(checkpoint)), "auto")
     (action,) = expert.act([TeacherTurn([], "41", 0)], SamplingParams(8))
+    assert isinstance(action, TeacherAction)
     assert action.text == "42"
     assert action.ids == [6, 4, 0], "two digits and the end token"
     with pytest.raises(ConfigError, match="has no log-probs"):
         expert.score(SAMPLES, 0)
-    with pytest.raises(TeacherError, match="must return text, not int 3"):
-        ScriptedTeacher(lambda _: 3, expert.tokenizer, "auto").act([TeacherTurn([], "", 0)], SamplingParams(8))  # type: ignore[arg-type, return-value]
+
+
+def test_a_state_that_an_expert_has_nothing_for_costs_no_other_its_action(checkpoint: Path) -> None:
+    def partial(observation: str) -> object:
+        return 3 if observation == "3" else plus_one(observation)
+
+    expert = ScriptedTeacher(partial, load_tokenizer(str(checkpoint)), "auto")  # type: ignore[arg-type]
+    turns = [TeacherTurn([], text, 0) for text in ("1", "x", "3", "4")]
+    one, error, number, four = expert.act(turns, SamplingParams(8))
+    assert [action.text for action in (one, four) if isinstance(action, TeacherAction)] == ["2", "5"]
+    assert isinstance(error, ValueError)
+    assert str(number) == "the scripted expert must return text, not int 3"
+
+
+def test_a_model_does_not_act_beyond_its_context(checkpoint: Path, host_args: Any) -> None:
+    teacher = LocalTeacher(
+        host_args(teacher_load=str(checkpoint), hf_checkpoint=str(checkpoint), rollout_temperature=1.0),
+        load_tokenizer(str(checkpoint)),
+    )
+    teacher.limit = 10
+    with pytest.raises(TeacherError, match="needs room for 11 tokens"):
+        teacher.act([TeacherTurn([3] * 8, "", 0)], SamplingParams(3))
 
 
 class Flaky:
@@ -129,6 +160,67 @@ def test_a_guarded_teacher_is_a_teacher(args: Any) -> None:
         TeacherError, match="on 1 of 1 states, first state 0: its action has the token id 99; the policy has 0 to 13"
     ):
         GuardedTeacher(Flaky(0), args(), timeout=None).act([TeacherTurn([], "", 0)], SamplingParams(8))
+
+
+class Quitter:
+    """Ends the process, as it believes, or answers with what is no answer."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+
+    def act(self, turns: Any, params: Any) -> Any:
+        if self.answer is None:
+            raise SystemExit(0)
+        return [self.answer for _ in turns]
+
+    def score(self, samples: Any, top_k: int) -> Any:
+        return [self.answer for _ in samples]
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_teacher_that_quits_has_failed(args: Any, timeout: float | None) -> None:
+    with pytest.raises(TeacherError, match="SystemExit: 0"):
+        GuardedTeacher(Quitter(), args(), timeout).act([TeacherTurn([], "", 0)], SamplingParams(8))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (TeacherScore(None), "its log-probs come as NoneType"),  # type: ignore[arg-type]
+        (TeacherScore(-1.0), "its log-probs come as float"),  # type: ignore[arg-type]
+        (TeacherScore([-1.0, -1.0], [1, 2], [[-1.0]] * 2), "it answered with TeacherScore that does not fit"),  # type: ignore[list-item]
+    ],
+)
+def test_a_score_of_the_wrong_type_is_a_failure(args: Any, answer: TeacherScore, said: str) -> None:
+    with pytest.raises(TeacherError, match=said):
+        GuardedTeacher(Quitter(answer), args(), None).score(SAMPLES[:1], 2 if answer.topk_ids else 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("[1]", "without a token"),
+        (TeacherAction([1.5], "x"), "has the token id 1.5"),  # type: ignore[list-item]
+        (TeacherAction([1], None), "NoneType in the place of text"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_action_of_the_wrong_type_is_a_failure(args: Any, answer: Any, said: str) -> None:
+    with pytest.raises(TeacherError, match=said):
+        GuardedTeacher(Quitter(answer), args(), None).act([TeacherTurn([], "", 0)], SamplingParams(8))
+
+
+def test_the_share_that_failed_is_judged_over_a_rollout(args: Any) -> None:
+    """Three fail, then three are well: half of them, which is not above it; then three more in the next rollout."""
+    guarded = GuardedTeacher(Quitter(), args(teacher_failure="drop", teacher_max_failed=0.5), None)
+    turns = [TeacherTurn([], "", 0)] * 3
+    assert guarded.act(turns, SamplingParams(8)) == [None] * 3
+    guarded.teacher = Quitter(TeacherAction([1], "x"))
+    assert len(guarded.act(turns, SamplingParams(8))) == 3
+    assert guarded.take_metrics()["teacher_failed"] == 3
+    guarded.teacher = Quitter()
+    guarded.act(turns, SamplingParams(8))
+    with pytest.raises(TeacherError, match=r"above --teacher-max-failed 0\.5"):
+        guarded.take_metrics()
 
 
 def test_waits_grow(args: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ ROUNDING = 1e-6
 def score_problem(score: Any, sample: Sample, top_k: int, vocabulary: int) -> str:
     """Of a :class:`stacx_core.rollout.teachers.protocol.TeacherScore`: lengths, values, and ids the policy knows."""
     count = sample.response_length
+    if not isinstance(getattr(score, "log_probs", []), Sequence):
+        return f"its log-probs come as {type(score.log_probs).__name__}; give a list"
     if not hasattr(score, "log_probs"):
         return f"it answered with {type(score).__name__}, not with a TeacherScore"
     if len(score.log_probs) != count:
@@ -47,7 +49,9 @@ def action_problem(action: Any, vocabulary: int) -> str:
     """Of a :class:`stacx_core.rollout.teachers.protocol.TeacherAction`."""
     if not getattr(action, "ids", None):
         return "it gave an action without a token"
-    wrong = next((index for index in action.ids if not 0 <= index < vocabulary), None)
+    if not isinstance(action.text, str):
+        return f"its action has {type(action.text).__name__} in the place of text"
+    wrong = next((index for index in action.ids if type(index) is not int or not 0 <= index < vocabulary), None)
     return "" if wrong is None else f"its action has the token id {wrong}; the policy has 0 to {vocabulary - 1}"
 
 

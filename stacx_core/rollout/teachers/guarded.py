@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from stacx_core.backends.model import vocabulary_size
@@ -22,6 +23,9 @@ from stacx_core.rollout.timed_calls import timed_calls
 
 Answer = TypeVar("Answer")
 Ids = Sequence[list[list[int]]]
+TELLING = 4
+"""Failures to act within a rollout from which on their share says something before the rollout is over."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +49,10 @@ class GuardedTeacher:
         self.timeout = timeout
         self.vocabulary = vocabulary_size(args.hf_checkpoint) or sys.maxsize
         self._counts: Counter[str] = Counter()
+        self._said = ""
+        """Of its last failure."""
+        self._acted: Counter[str] = Counter()
+        """States of this rollout in which it was ``asked`` to act, and in which it ``failed``."""
 
     @property
     def takes_queries(self) -> bool:
@@ -52,8 +60,14 @@ class GuardedTeacher:
         return isinstance(self.teacher, QueryTeacher)
 
     def take_metrics(self) -> dict[str, float]:
-        """``teacher_failed``, samples and states, and ``teacher_retries`` since the last call."""
+        """``teacher_failed``, samples and states, and ``teacher_retries`` since the last call, the end of a rollout.
+
+        Raises:
+            TeacherError: It was to act, and failed in more than ``--teacher-max-failed`` of the states.
+        """
         counts, self._counts = self._counts, Counter()
+        acted, self._acted = self._acted, Counter()
+        self._check_share(acted["failed"], acted["asked"], "states")
         return {name: float(counts[name]) for name in ("teacher_failed", "teacher_retries")}
 
     def score(self, samples: Sequence[Sample], top_k: int) -> list[TeacherScore]:
@@ -81,7 +95,10 @@ class GuardedTeacher:
         actions, problems = self._asked(len(turns), ask, lambda i, action: action_problem(action, self.vocabulary))
         failed = [(f"state {i}", problem) for i, problem in enumerate(problems) if problem]
         self._counts["teacher_failed"] += len(failed)
-        self._judge(failed, len(turns), "states")
+        self._acted.update(asked=len(turns), failed=len(failed))
+        self._tell(failed, len(turns), "states")
+        if self._acted["failed"] >= TELLING:
+            self._check_share(self._acted["failed"], self._acted["asked"], "states so far")
         return actions
 
     def label(self, samples: Sequence[Sample], top_k: int, ids: Ids | None = None) -> dict[str, float]:
@@ -106,7 +123,8 @@ class GuardedTeacher:
         scores, problems = self._score(given, top_k, None if ids is None else [ids[i] for i in asked])
         failed = [(sample.describe(), problem) for sample, problem in zip(given, problems, strict=True) if problem]
         self._counts["teacher_failed"] += len(failed)
-        self._judge(failed, len(given), "samples")
+        self._tell(failed, len(given), "samples")
+        self._check_share(len(failed), len(given), "samples")
         for sample, score in zip(given, scores, strict=True):
             if score is not None:
                 sample.teacher_log_probs = score.log_probs
@@ -117,18 +135,25 @@ class GuardedTeacher:
                 _mask(sample, next((s for s in scores if s is not None), None))
         return self.take_metrics()
 
-    def _judge(self, failed: Sequence[tuple[str, str]], total: int, what: str) -> None:
-        """Stop the run, or tell of the failures."""
+    def _tell(self, failed: Sequence[tuple[str, str]], total: int, what: str) -> None:
+        """Stop the run, or warn of the failures."""
         if not failed:
             return
         first, problem = failed[0]
-        said = f"the teacher failed on {len(failed)} of {total} {what}, first {first}: {problem}"
-        tries = f"asked {self.args.teacher_retries + 1} time(s)"
+        self._said = (
+            f"the teacher failed on {len(failed)} of {total} {what}, first {first}: {problem}; "
+            f"asked {self.args.teacher_retries + 1} time(s)"
+        )
         if self.args.teacher_failure == "raise":
-            raise TeacherError(f"{said}; {tries}", f"--teacher-failure drop or mask goes on without such {what}")
-        if len(failed) > self.args.teacher_max_failed * total:
-            raise TeacherError(f"{said}; {tries}; that is above --teacher-max-failed {self.args.teacher_max_failed:g}")
-        logger.warning("%s; %s (--teacher-failure %s)", said, tries, self.args.teacher_failure)
+            raise TeacherError(self._said, f"--teacher-failure drop or mask goes on without such {what}")
+        logger.warning("%s (--teacher-failure %s)", self._said, self.args.teacher_failure)
+
+    def _check_share(self, failed: int, asked: int, what: str) -> None:
+        if failed > self.args.teacher_max_failed * asked:
+            raise TeacherError(
+                f"{self._said}; that is above --teacher-max-failed {self.args.teacher_max_failed:g}",
+                f"in this rollout it failed on {failed} of {asked} {what}",
+            )
 
     def _score(
         self, samples: Sequence[Sample], top_k: int, ids: Ids | None = None
@@ -187,15 +212,27 @@ class GuardedTeacher:
             got = _within(lambda: ask(pending), self.timeout)
             if len(got) != len(pending):
                 raise ValueError(f"{len(got)} answers to {len(pending)} questions")
-        except StacxError:
+        except (StacxError, KeyboardInterrupt):
             raise
-        except Exception as error:  # whatever a teacher of somebody else's making raises
-            return [(i, None, f"{type(error).__name__}: {error}") for i in pending]
-        pairs = zip(pending, got, strict=True)
-        troubles = [str(answer) if isinstance(answer, Exception) else problem(i, answer) for i, answer in pairs]
-        return [
-            (i, None if trouble else answer, trouble) for i, answer, trouble in zip(pending, got, troubles, strict=True)
-        ]
+        except BaseException as error:  # whatever a teacher of somebody else's making raises, sys.exit included
+            return [(i, None, _described(error)) for i in pending]
+        pairs = list(zip(pending, got, strict=True))
+        troubles = [_trouble(answer, partial(problem, i)) for i, answer in pairs]
+        return [(i, None if trouble else answer, trouble) for (i, answer), trouble in zip(pairs, troubles, strict=True)]
+
+
+def _trouble(answer: Any, problem: Callable[[Any], str]) -> str:
+    """What is wrong with an answer, which may be an error, or of a type that cannot even be looked at."""
+    if isinstance(answer, Exception):
+        return str(answer) if isinstance(answer, StacxError) else _described(answer)
+    try:
+        return problem(answer)
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"it answered with {type(answer).__name__} that does not fit: {error}"
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _within(call: Callable[[], Answer], seconds: float | None) -> Answer:

@@ -70,7 +70,17 @@ class LocalTeacher:
         return self._scorer.query(samples, ids)
 
     def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
-        """See :class:`stacx_core.rollout.teachers.protocol.Teacher`."""
+        """See :class:`stacx_core.rollout.teachers.protocol.Teacher`.
+
+        Raises:
+            TeacherError: A state leaves no room in the teacher's context.
+        """
+        longest = max((len(turn.context) for turn in turns), default=0) + params.max_new_tokens
+        if self.limit is not None and longest > self.limit:
+            raise TeacherError(
+                f"a state needs room for {longest} tokens, the action's included; the teacher "
+                f"{self.args.teacher_load!r} takes {self.limit}. Lower --max-sequence-len or --max-turns"
+            )
         requests = [GenerationRequest(turn.context, [turn.seed]) for turn in turns]
         answers = [answer for (answer,) in self._engine.generate(requests, params)]
         return [

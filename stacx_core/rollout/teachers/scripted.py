@@ -37,14 +37,15 @@ class ScriptedTeacher:
         """
         raise ConfigError("a scripted expert has no log-probs and can only act; use --teacher model to be scored")
 
-    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction]:
-        """The function's actions, each ended by one end-of-turn token.
+    def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> list[TeacherAction | Exception]:
+        """The function's actions, each ended by one end-of-turn token; an error where it has none."""
+        return [self._action(turn.observation) for turn in turns]
 
-        Raises:
-            TeacherError: The function returned something other than text.
-        """
-        texts = [self.function(turn.observation) for turn in turns]
-        for text in texts:
+    def _action(self, observation: str) -> TeacherAction | Exception:
+        try:
+            text = self.function(observation)
             if not isinstance(text, str):
-                raise TeacherError(f"the scripted expert must return text, not {type(text).__name__} {text!r}")
-        return [TeacherAction(action_ids(text, self.tokenizer, self.mode), text) for text in texts]
+                return TeacherError(f"the scripted expert must return text, not {type(text).__name__} {text!r}")
+            return TeacherAction(action_ids(text, self.tokenizer, self.mode), text)
+        except Exception as error:  # The other states have actions all the same.
+            return error

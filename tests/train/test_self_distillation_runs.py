@@ -52,6 +52,12 @@ def test_the_policy_learns_what_the_hint_tells(run: Any, metrics: Any, tmp_path:
     assert last < first
 
 
+def test_no_other_teacher_can_be_named(train: Any) -> None:
+    done = train("self_distill", "--privileged-key", "label", "--num-rollout", "1", "--teacher-failure", "drop")
+    assert done.code == 2
+    assert "--teacher-failure has no effect on self_distill" in done.err
+
+
 def test_the_prompt_itself_is_no_privilege(train: Any) -> None:
     done = train("self_distill", "--privileged-key", "prompt", "--num-rollout", "1")
     assert done.code == 2

@@ -65,11 +65,32 @@ def check_roll_in(args: Args) -> None:
             raise ConfigError(
                 f"{knob.flag} has no effect on --dagger-sampling-mode {mode}; leave it out, or use {' or '.join(users)}"
             )
+    floor = args.dagger_beta_floor
+    if floor is not None and floor > max(args.dagger_beta_start, args.dagger_beta_end):
+        raise ConfigError(
+            f"--dagger-beta-floor {floor:g} is above --dagger-beta-start {args.dagger_beta_start:g} and "
+            f"--dagger-beta-end {args.dagger_beta_end:g}, so that neither is ever reached; lower it"
+        )
+    if args.aggrevate_start > args.aggrevate_cap:
+        raise ConfigError(
+            f"--aggrevate-start {args.aggrevate_start} is above --aggrevate-cap {args.aggrevate_cap}; raise the cap"
+        )
     if mode == "beta" and args.dagger_beta_mode == "exponential" and args.dagger_beta_end < 0.01:
         logger.warning(
             "an exponential decay to %g is over after one rollout; --dagger-beta-end 0.01 or more lasts longer",
             args.dagger_beta_end,
         )
+
+
+def check_mixture(args: Args) -> None:
+    """As :func:`check_roll_in`, and refuse a loss of nothing.
+
+    Raises:
+        ConfigError: naming the flag and the ways out.
+    """
+    check_roll_in(args)
+    if args.mix_ce_weight == args.mix_k3_weight == 0:
+        raise ConfigError("--mix-ce-weight and --mix-k3-weight are both 0, so nothing is learnt; raise one of them")
 
 
 def check_online_dagger(args: Args) -> None:
@@ -89,9 +110,26 @@ def check_online_dagger(args: Args) -> None:
                 "--iter-sft-corpus-dir is replayed only in --dagger-sft-mode trajectory; set that, or leave it out"
             )
         check_roll_in(args)
-    elif args.dagger_replay:
-        raise ConfigError(
-            "--dagger-replay has no effect on --dagger-sft-mode trajectory, whose corpus is whole; leave it out"
-        )
     elif args.iter_sft_corpus_dir is None:
         raise ConfigError("--dagger-sft-mode trajectory replays a corpus: name its folder with --iter-sft-corpus-dir")
+    else:
+        _check_replay(args)
+
+
+def _check_replay(args: Args) -> None:
+    """Refuse what the replay of a corpus would ignore."""
+    of_live_play = (
+        *ROLL_IN_KNOBS,
+        *(knob for knob in LABEL_KNOBS if knob.name in ("dagger_replay", "dagger_turn_weight")),
+    )
+    for knob in of_live_play:
+        if getattr(args, knob.name) != knob.default and not args.is_default(knob.name):
+            raise ConfigError(
+                f"{knob.flag} has no effect on --dagger-sft-mode trajectory, which replays a whole corpus; leave it out"
+            )
+    for name in ("prompt_data", "environment"):
+        if args.get(name) is not None and (name == "prompt_data" or args.eval_tasks is None):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect on --dagger-sft-mode trajectory, which takes its episodes "
+                "from --iter-sft-corpus-dir; leave it out"
+            )

@@ -23,7 +23,7 @@ def _mixture(name: str, description: str, mode: str) -> TrainingConfig:
         rollout="stacx_plugin_dagger.mixture:MixtureRollout",
         rollout_fields=("teacher_log_probs",),
         knobs=(*ROLL_IN_KNOBS, *MIX_KNOBS),
-        check_args="stacx_plugin_dagger.knobs:check_roll_in",
+        check_args="stacx_plugin_dagger.knobs:check_mixture",
     )
 
 

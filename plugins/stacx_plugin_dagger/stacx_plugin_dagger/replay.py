@@ -53,14 +53,19 @@ class LabelStore:
             seed: of the run; the same rollout and seed draw the same.
 
         Raises:
-            DataError: the labels of an earlier rollout are missing.
+            DataError: the labels of an earlier rollout are missing or damaged.
         """
         kept = [(past, start) for past in range(rollout) for start in self._starts(past)]
         chosen = random.Random(sub_seed(seed, "replay", rollout)).sample(kept, min(count, len(kept)))
         for past, start in chosen:
-            with self._path(past).open("rb") as file:
+            path = self._path(past)
+            with path.open("rb") as file:
                 file.seek(start)
-                yield [_sample(record) for record in json.loads(file.readline())]
+                line = file.readline()
+            try:
+                yield [_sample(record) for record in json.loads(line)]
+            except (ValueError, TypeError) as error:
+                raise DataError(f"{path} is damaged: {error}", "start again in another --output-dir") from error
 
     def _starts(self, rollout: int) -> list[int]:
         if rollout not in self._lines:

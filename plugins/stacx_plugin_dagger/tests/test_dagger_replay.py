@@ -52,6 +52,20 @@ def test_labels_that_are_gone_are_named(tmp_path: Path) -> None:
         drawn(LabelStore(str(tmp_path)), 2, 1)
 
 
+def test_labels_that_are_damaged_are_named(tmp_path: Path) -> None:
+    LabelStore(str(tmp_path)).add(0, [episode(0)])
+    path = tmp_path / "labels" / "000000.jsonl"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(DataError, match=r"000000\.jsonl is damaged"):
+        drawn(LabelStore(str(tmp_path)), 1, 1)
+
+
+def test_a_small_replay_leaves_no_label_out(stacx: Any, options: Options, lines_of: Any, tmp_path: Path) -> None:
+    """Eight episodes a rollout in one step; seven old ones do not fill another."""
+    assert stacx(*options("online_dagger", *EXPERT, "--num-rollout", "2", "--dagger-replay", "7")).code == 0
+    assert [line["train/dropped_rollouts"] for line in lines_of(tmp_path / "run")] == [0, 0]
+
+
 def test_a_run_trains_on_old_labels_beside_its_own(stacx: Any, options: Options, lines_of: Any, tmp_path: Path) -> None:
     """Eight episodes of three states a rollout; the second can replay only the eight of the first."""
     assert stacx(*options("online_dagger", *EXPERT, "--num-rollout", "3", "--dagger-replay", "12")).code == 0

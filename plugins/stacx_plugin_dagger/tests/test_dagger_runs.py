@@ -157,7 +157,7 @@ def test_a_teacher_that_fails_is_counted_and_gives_no_number(
         ("online_dagger", ["--iter-sft-corpus-dir", "x"], "is replayed only in --dagger-sft-mode trajectory"),
         (
             "online_dagger",
-            ["--dagger-sft-mode", "trajectory", "--dagger-replay", "4"],
+            ["--dagger-sft-mode", "trajectory", "--iter-sft-corpus-dir", "x", "--dagger-replay", "4"],
             "--dagger-replay has no effect on --dagger-sft-mode trajectory",
         ),
         (
@@ -166,6 +166,19 @@ def test_a_teacher_that_fails_is_counted_and_gives_no_number(
             "does not weigh by episode",
         ),
         ("online_dagger", ["--teacher-load", "nowhere"], "nowhere"),
+        ("mixture_dagger_opd", ["--mix-ce-weight", "0", "--mix-k3-weight", "0"], "nothing is learnt"),
+        ("mixture_dagger_opd", ["--dagger-beta-start", "0.2", "--dagger-beta-floor", "0.9"], "is above"),
+        ("mixture_aggrevate_opd", ["--aggrevate-start", "50", "--aggrevate-cap", "10"], "raise the cap"),
+        (
+            "online_dagger",
+            ["--dagger-sft-mode", "trajectory", "--iter-sft-corpus-dir", "x", "--dagger-beta-floor", "0.5"],
+            "--dagger-beta-floor has no effect on --dagger-sft-mode trajectory",
+        ),
+        (
+            "online_dagger",
+            ["--dagger-sft-mode", "trajectory", "--iter-sft-corpus-dir", "x"],
+            "--environment has no effect on --dagger-sft-mode trajectory",
+        ),
     ],
 )
 def test_settings_that_make_no_sense(

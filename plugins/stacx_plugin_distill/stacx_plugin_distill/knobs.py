@@ -99,5 +99,11 @@ def check_self_distill(args: Args) -> None:
         raise ConfigError(
             "--distill-missing query asks a teacher of opd; the teacher of self_distill takes floor or tail"
         )
+    for name in ("teacher", "teacher_load", "teacher_url", "teacher_failure", "teacher_timeout", "teacher_retries"):
+        if name in args and not args.is_default(name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect on self_distill, whose teacher is the policy itself or its "
+                "average; leave it out, or use opd"
+            )
     if args.privileged_key == args.input_key:
         raise ConfigError(f"--privileged-key {args.privileged_key} is the prompt itself; name a column of its own")

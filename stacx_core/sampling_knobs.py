@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args, Knob
 
@@ -15,7 +17,7 @@ SAMPLING_KNOBS: tuple[Knob, ...] = (
 )  # fmt: skip
 
 
-def check_over_sampling(args: Args, over_samples: bool) -> None:
+def check_over_sampling(args: Args, over_samples: Callable[[], bool]) -> None:
     """Refuse what would be ignored, or what the engine or the roll-in cannot do.
 
     Args:
@@ -39,7 +41,7 @@ def check_over_sampling(args: Args, over_samples: bool) -> None:
             f"--over-sampling-batch-size needs --rollout-engine sglang: the {args.rollout_engine} engine decodes a "
             "batch to its end and cannot be stopped half-way"
         )
-    if not over_samples:
+    if not over_samples():
         played = "episodes" if args.environment is not None else "the samples of this recipe"
         raise ConfigError(
             f"--over-sampling-batch-size is for responses sampled to prompts; {played} cannot be stopped half-way, so "

@@ -53,7 +53,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
         from stacx_core.rollout.sglang.pool import servers_of  # Its HTTP client is of no use to other runs.
 
         servers_of("--sglang-url", args.sglang_url)
-    check_over_sampling(args, _over_samples(config, args))
+    check_over_sampling(args, lambda: _over_samples(config, args))
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)

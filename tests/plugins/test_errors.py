@@ -32,6 +32,7 @@ def test_exit_codes() -> None:
         "BatchError": 1,
         "RewardError": 1,
         "EngineError": 1,
+        "WeightSyncError": 1,
         "TeacherError": 1,
         "ParityError": 1,
         "EpisodeError": 1,

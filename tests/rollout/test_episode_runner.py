@@ -96,6 +96,13 @@ class Forgetful(Sums):
         return Step([{"role": "user", "content": str(step.observation)}], step.reward, step.done)
 
 
+class HalfPair(Sums):
+    """Task 1 shows half a surrogate pair, which no tokenizer can read."""
+
+    def step(self, action: str) -> Step:
+        return Step("\ud800", 0.0) if self.seed == 101 else super().step(action)
+
+
 class Wrong(Sums):
     """Returns what is no step, an infinite reward, or no observation, by the task."""
 
@@ -245,6 +252,11 @@ def test_what_is_no_step_is_the_environments_error(runner: Any, engine: Any) -> 
     assert "step returned str; return a stacx_core.Step" in episodes[1].error
     assert "the reward is inf" in episodes[2].error
     assert "'content' must be a string" in episodes[3].error
+
+
+def test_what_cannot_be_tokenised_costs_its_own_episode(runner: Any, engine: Any) -> None:
+    episodes = play(runner(HalfPair, max_turns=2), engine, TASKS[::2])
+    assert [e.outcome == "env_error" for e in episodes] == [False, True, False, False]
 
 
 def test_an_episode_ends_at_the_turn_limit(runner: Any, engine: Any) -> None:

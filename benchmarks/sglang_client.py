@@ -3,8 +3,8 @@
     python benchmarks/sglang_client.py --url http://127.0.0.1:30000,http://127.0.0.1:30001
 
 Both sides take turns, each first in every other round, from an empty prefix cache each time. The figure is the ratio
-of each side's fastest round, which other work on the machine disturbs least. Any model will do: a response has as many
-tokens as asked for unless the model ends it, which greedy decoding does alike for both.
+of each side's fastest round, which other work on the machine disturbs least. Any model with at least 96 token ids will
+do: a response has as many tokens as asked for unless the model ends it, which greedy decoding does alike for both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stacx_core.rollout.sglang.engine import SGLangEngine
 from stacx_core.rollout.sglang.pool import Limits, ServerPool, servers_of
 
 IDS = range(3, 96)
-"""Token ids that every model has."""
+"""Token ids of the prompts; a server dies of one that its model lacks."""
 
 LIMIT = 1.05
 """What the engine may take, as a multiple of the bare loop's time."""

@@ -131,7 +131,7 @@ class SampledRollout(RollIn):
         stopped = {"aborted_responses": float(len(aborted))}
         if not self.args.partial_rollout:
             return stopped
-        staleness = self.args.get("max_staleness", 0)
+        staleness = self.args.max_staleness
         if self.args.mask_offpolicy_in_partial_rollout:
             mask_older(samples, rollout, staleness)
         return {**stopped, **age_metrics(samples, rollout, staleness)}

@@ -161,7 +161,7 @@ class StacxTrainer:
         if self.args.rollout_engine == "local":
             return {}
         found = staleness(samples, self.completed)
-        assert self.args.get("partial_rollout") or found.get("staleness", 0) <= self.args.max_staleness, found
+        assert self.args.partial_rollout or found.get("staleness", 0) <= self.args.max_staleness, found
         return found
 
     def _update(self, batch: Batch) -> dict[str, float]:

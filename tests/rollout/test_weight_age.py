@@ -29,7 +29,6 @@ def test_tokens_of_older_weights_than_allowed(staleness: int, masks: list[list[i
         "partial_responses": float(share > 0),
         "offpolicy_token_frac": share,
         "weight_age_mean": 4 / 5,
-        "weight_age_max": 3.0,
     }
 
 

@@ -49,10 +49,10 @@ def test_responses_go_on_under_newer_weights(stacx: Any, arguments: list[Any], m
     assert stacx(*given, "--num-rollout", 5, *masked).code == 0
     rows = metrics(tmp_path / "run")
     assert [row["rollout"] for row in rows] == [1, 2, 3, 4, 5]
-    assert rows[0]["rollout/weight_age_max"] == rows[0]["rollout/partial_responses"] == 0
+    assert rows[0]["rollout/staleness"] == rows[0]["rollout/partial_responses"] == 0
     for row in rows[1:]:
         assert row["rollout/partial_responses"] > 0
-        assert row["rollout/weight_age_max"] >= 1
+        assert row["rollout/staleness"] >= 1
     for row in rows:
         assert row["rollout/aborted_responses"] > 0
         assert row["train/train_rollout_abs_diff"] < TOLERANCE

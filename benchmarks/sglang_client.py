@@ -2,6 +2,8 @@
 
     python benchmarks/sglang_client.py --url http://127.0.0.1:30000,http://127.0.0.1:30001
 
+A server of ``FOLDER/long`` of ``python task.py FOLDER`` will do, with ``--new-tokens 90``.
+
 Both sides take turns, each first in every other round, from an empty prefix cache each time. The figure is the ratio
 of each side's fastest round, which other work on the machine disturbs least. Any model with at least 96 token ids will
 do: a response has as many tokens as asked for unless the model ends it, which greedy decoding does alike for both.
@@ -19,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-import httpx
+import aiohttp
 
 from stacx_core.rollout.engine import GenerationRequest, SamplingParams
 from stacx_core.rollout.sglang.engine import SGLangEngine
@@ -41,13 +43,12 @@ def prompts(count: int, length: int) -> list[list[int]]:
 async def bare(urls: Sequence[str], texts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
     """The least that a client can do: send everything, in turn to each server, and read the answers."""
     sampling = {"max_new_tokens": new_tokens, "temperature": 0}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as client:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def ask(url: str, text: list[int]) -> list[int]:
             body = {"input_ids": text, "sampling_params": sampling, "return_logprob": True}
-            answer = await client.post(f"{url}/generate", json=body)
-            ids: list[int] = answer.raise_for_status().json()["output_ids"]
+            async with client.post(f"{url}/generate", json=body, raise_for_status=True) as answer:
+                ids: list[int] = (await answer.json())["output_ids"]
             return ids
 
         return await asyncio.gather(*(ask(url, text) for url, text in zip(cycle(urls), texts, strict=False)))

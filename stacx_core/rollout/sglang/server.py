@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import httpx
+import aiohttp
 
 from stacx_core.errors import ConfigError, EngineError
 
@@ -52,10 +54,11 @@ class SGLangServer:
         self.key = key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         try:
-            parts = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
+            parts = urlsplit(self.url)
+            well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError as error:
             raise ConfigError(f"{url!r} is no URL of an SGLang server ({error}); write http://HOST:PORT") from error
-        if parts.scheme not in ("http", "https") or not parts.host:
+        if not well_formed:
             raise ConfigError(f"{url!r} is no URL of an SGLang server; write http://HOST:PORT")
 
     def __repr__(self) -> str:
@@ -83,49 +86,67 @@ class SGLangServer:
     async def _call(self, method: str, path: str, content: bytes | None, timeout: float) -> Any:
         headers = self._headers if content is None else {**self._headers, "Content-Type": "application/json"}
         try:
-            async with asyncio.timeout(timeout):
-                answer = await _client().request(method, self.url + path, content=content, headers=headers)
-        except TimeoutError as error:
-            raise ServerSilent(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
-        except httpx.TransportError as error:
+            async with (
+                asyncio.timeout(timeout),
+                _client().request(
+                    method, self.url + path, data=content, headers=headers, allow_redirects=False
+                ) as answer,
+            ):
+                said = await answer.read()
+        except aiohttp.ClientConnectorError as error:
+            number, words = error.os_error.errno or 0, error.os_error.strerror
+            what = os.strerror(number) if number > 0 else words  # Names that do not resolve have numbers below 0.
+            raise ServerSilent(f"{self.url}{path}: no connection: {what}") from error
+        except aiohttp.ClientError as error:
             what = str(error) or type(error).__name__
             raise ServerSilent(f"{self.url}{path}: {what}") from error
-        if answer.status_code != 200:
-            kind = ServerUnavailable if answer.status_code in RETRYABLE else ServerRefused
-            raise kind(f"{self.url}{path} answered {answer.status_code}: {_words(answer)}")
-        return self._decoded(path, answer)
-
-    def _decoded(self, path: str, answer: httpx.Response) -> Any:
-        if not answer.content:
+        except TimeoutError as error:
+            raise ServerSilent(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
+        if answer.status != 200:
+            kind = ServerUnavailable if answer.status in RETRYABLE else ServerRefused
+            raise kind(f"{self.url}{path} answered {answer.status}: {_words(said)}")
+        if not said:
             return None
-        if "json" not in answer.headers.get("Content-Type", ""):
-            return answer.text
+        if "json" not in answer.content_type:
+            return said.decode(errors="replace")
         try:
-            return json.loads(answer.content)
+            return json.loads(said)
         except ValueError as error:
-            raise ServerUnavailable(f"{self.url}{path} answered with broken JSON: {_words(answer)}") from error
+            raise ServerUnavailable(f"{self.url}{path} answered with broken JSON: {_words(said)}") from error
 
 
-def _words(answer: httpx.Response) -> str:
+def _words(said: bytes) -> str:
     """What a server said, without the JSON around it."""
-    text = answer.text.strip()
+    text = said.decode(errors="replace").strip()
     try:
-        said = json.loads(text)
-        error = said.get("error", said.get("detail", said.get("message", said)))
+        answer = json.loads(text)
+        error = answer.get("error", answer.get("detail", answer.get("message", answer)))
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         pass
     return text[:SAID] or "nothing more"
 
 
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Task[None]]] = (
+    WeakKeyDictionary()
+)
 
 
-def _client() -> httpx.AsyncClient:
+def _client() -> aiohttp.ClientSession:
     """The client of the running loop. Servers are reached directly, whatever proxies the environment names."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        _clients[loop] = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
-    return _clients[loop]
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+        _clients[loop] = session, loop.create_task(_hold(session))
+    session, _ = _clients[loop]
+    return session
+
+
+async def _hold(session: aiohttp.ClientSession) -> None:
+    """Close it when the loop ends, which cancels its tasks."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await session.close()

@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from stacx_core.backends.model import (
-    DTYPES,
-    load_model,
-    load_tokenizer,
-    pick_device,
-    recompute_activations,
-    stop_ids,
-)
-from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
+from stacx_core.backends.model import load_tokenizer, stop_ids
+from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
-from stacx_core.plugins import plugin_host
 from stacx_core.rollout.engine import RolloutEngine
 from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
 from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
@@ -32,17 +23,9 @@ from stacx_core.rollout.protocol import RollIn
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
-from stacx_core.trainer.models import (
-    active_roles,
-    check_vocabularies,
-    other_models,
-    scoring_models,
-    shortest_context,
-    uses_reference,
-)
-from stacx_core.trainer.syncs import LocalChannel, active_syncs
+from stacx_core.trainer.models import check_vocabularies, other_models, scoring_models, shortest_context
+from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
-from stacx_core.trainer.worker import RoleWorker
 
 
 def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
@@ -66,21 +49,15 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
     if start:
         roll_in.restore(start["roll_in"])
-    syncs = active_syncs(config, args)
-    roles = active_roles(config, args)
-    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
-    policy = next((w for w in workers.values() if w.role.sync_to_rollout), next(iter(workers.values())))
+    learner = local_learner(config, args, checkpoint, num_rollout)
     parts = Parts(
-        config=config,
         args=args,
         tokenizer=tokenizer,
-        workers=workers,
-        reference=_reference(syncs, args, workers),
-        engine=_engine(args, policy.model, tokenizer),
+        policy=learner.policy.role,
+        learner=learner,
+        engine=_engine(args, learner.policy_model(), tokenizer),
         roll_in=roll_in,
         evaluation=evaluation,
-        syncs=syncs,
-        channels=[*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args, workers)],
         num_rollout=num_rollout,
     )
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -155,51 +132,9 @@ def free_cores() -> int:
     return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
-def role_args(role: ModelRole, args: Args) -> Args:
-    """The arguments as the role sees them: each override that is set stands in for its host knob."""
-    own = {knob: args.get(name) for knob, name in role.overrides.items()}
-    return args.replace(f"role {role.name}", **{knob: value for knob, value in own.items() if value is not None})
-
-
-def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
-    source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
-    if checkpoint and (role.trainable or role.stateful):
-        source = str(checkpoint / role.name)
-    # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
-    dtype = DTYPES["fp32" if role.stateful else args.dtype]
-    model = load_model(source, dtype, pick_device(args.device), role.head)
-    if args.gradient_checkpointing:
-        recompute_activations(model)
-    worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
-    if checkpoint and worker.optimizer is not None:
-        worker.optimizer.load_state_dict(_load_state(checkpoint / f"{role.name}.optimizer.pt"))
-    return worker
-
-
 def _engine(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
     if args.rollout_engine == "local":
         return LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
     from stacx_core.rollout.sglang.policy import policy_servers  # Its HTTP client is of no use to other runs.
 
     return policy_servers(args, model, tokenizer)
-
-
-def _load_state(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    return state
-
-
-def _reference(syncs: list[DataSync], args: Args, workers: dict[str, RoleWorker]) -> RoleWorker | None:
-    if not uses_reference([worker.role for worker in workers.values()], syncs, args):
-        return None
-    if args.ref_load is None:
-        raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
-    model = load_model(args.ref_load, DTYPES[args.dtype], pick_device(args.device))
-    policy = next(iter(workers.values()))
-    role = ModelRole("reference", type(policy.specialization), trainable=False)
-    return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
-
-
-def _plugin_channels(config: TrainingConfig, args: Args, workers: dict[str, RoleWorker]) -> list[Any]:
-    answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
-    return [channel for channels in answers if channels for channel in channels]

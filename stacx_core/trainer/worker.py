@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pluggy
 import torch
@@ -169,6 +170,17 @@ class RoleWorker:
             totals.add({**metrics, "loss": loss.detach()})
         return self.specialization.summarize(totals.result(normalizer))
 
+    def save(self, folder: Path) -> None:
+        """Write the model into the folder of the role's name, and the optimizer's state beside it."""
+        self.model.save_pretrained(folder / self.role.name)  # type: ignore[operator]
+        if self.optimizer is not None:
+            torch.save(self.optimizer.state_dict(), optimizer_file(folder, self.role.name))
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Take up the optimizer's state that :meth:`save` wrote."""
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(torch.load(optimizer_file(folder, self.role.name), weights_only=True))
+
     def _loss(self, micro: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         reducer = make_reducer(
             self.args.loss_aggregation, micro["response_lengths"], micro["loss_masks"], micro["rollout_mask_sums"]
@@ -194,3 +206,8 @@ class RoleWorker:
             tokens, positions = tokens[:, kept], positions[:, kept]
             rows = places if rows is None else places[rows]
         return forward(self.model, tokens, positions, layout, rows)[0]
+
+
+def optimizer_file(folder: Path, role: str) -> Path:
+    """Where a checkpoint has the state of a role's optimizer."""
+    return folder / f"{role}.optimizer.pt"

@@ -123,8 +123,8 @@ def test_a_loss_without_reference_loads_none(
     files = {"hf_checkpoint": str(checkpoint), "prompt_data": str(pairs), "output_dir": str(tmp_path / "run")}
     trainer = create_trainer(config, complete(config, host_args(**files, **own, num_rollout=1)))
     trainer.tracker.close()
-    assert list(trainer.parts.workers) == roles
-    assert trainer.parts.reference is None
+    assert list(trainer.parts.learner.workers) == roles
+    assert trainer.parts.learner.reference is None
 
 
 def test_a_resumed_run_is_the_unbroken_one(run: Any) -> None:

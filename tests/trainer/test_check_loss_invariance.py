@@ -43,10 +43,10 @@ def trainer(checkpoint: Path, sums: Path, host_args: Any, tmp_path: Path) -> Any
 
 def test_a_mean_of_means_stops_before_any_update(trainer: Any) -> None:
     run = trainer(MeanOfMeans)
-    before = [p.clone() for p in run.parts.workers["policy"].model.parameters()]
+    before = [p.clone() for p in run.parts.learner.workers["policy"].model.parameters()]
     with pytest.raises(RecipeError, match=r"role 'policy': the gradient depends on the micro-batches: cut one by one"):
         run.train()
-    assert all(map(torch.equal, before, run.parts.workers["policy"].model.parameters()))
+    assert all(map(torch.equal, before, run.parts.learner.workers["policy"].model.parameters()))
 
 
 def test_a_sound_loss_trains_as_without_the_check(trainer: Any, metrics: Any, tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ from stacx_core.backends.model import load_model
 from stacx_core.data.batch import samples_to_batch
 from stacx_core.data.packing import pack
 from stacx_core.data.sample import Sample
-from stacx_core.trainer.factory import create_trainer, role_args
+from stacx_core.trainer.factory import create_trainer
 from stacx_core.trainer.plan import complete
+from stacx_core.trainer.roles import role_args
 
 SEEN: list[Batch] = []
 

@@ -1,0 +1,203 @@
+"""What becomes of a rollout: forward passes, syncs, whole-batch stages and the steps of every trained role."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from stacx_core.config import DataSync, ModelRole, TrainingConfig
+from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
+from stacx_core.data.sample import Sample
+from stacx_core.data.schedule import rollout_steps
+from stacx_core.errors import BatchError
+from stacx_core.hookspecs import SyncChannel
+from stacx_core.knobs import Args
+from stacx_core.trainer.forwards import reads, run_forwards
+from stacx_core.trainer.invariance import check_loss_invariance
+from stacx_core.trainer.stages import run_stages
+from stacx_core.trainer.worker import RoleWorker
+
+logger = logging.getLogger(__name__)
+
+
+class Learner(Protocol):
+    """The roles of a run, wherever they live, as the trainer sees them."""
+
+    def update(self, batch: Batch, completed: int) -> dict[str, float]:
+        """Train on a whole rollout, the one after so many; returns the metrics.
+
+        Raises:
+            BatchError, NonFiniteError, RecipeError: Something is wrong with the batch, the loss or the recipe.
+        """
+
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """The metrics of the losses on a batch, without training on it."""
+
+    def policy_log_probs(self, sample: Sample) -> list[float]:
+        """Log-probs of a sample's response as training computes them."""
+
+    def policy_model(self) -> nn.Module:
+        """A Hugging Face model in this process that has the policy's weights as they are now."""
+
+    def save(self, folder: Path) -> Collection[str]:
+        """Write what a checkpoint keeps of the roles into a folder.
+
+        Returns:
+            Names of the folders in it that hold a model.
+        """
+
+
+def policy_role(roles: Iterable[ModelRole]) -> ModelRole:
+    """The role whose model the engine generates with; in a recipe without one, the first."""
+    roles = list(roles)
+    return next((role for role in roles if role.sync_to_rollout), roles[0])
+
+
+@dataclass
+class LocalLearner:
+    """The roles of this process.
+
+    Args:
+        config: The recipe.
+        args: The completed arguments.
+        workers: By the name of their role.
+        reference: The frozen model of ``--ref-load``, where a role reads its log-probs.
+        syncs: Those of the recipe that apply.
+        channels: What moves keys and weights between roles.
+        num_rollout: Rollouts of the whole run.
+    """
+
+    config: TrainingConfig
+    args: Args
+    workers: Mapping[str, RoleWorker]
+    reference: RoleWorker | None
+    syncs: Sequence[DataSync]
+    channels: Sequence[SyncChannel]
+    num_rollout: int
+
+    def __post_init__(self) -> None:
+        self._invariance_due = self.args.check_loss_invariance
+
+    @property
+    def policy(self) -> RoleWorker:
+        """The worker of the policy."""
+        return self.workers[policy_role(worker.role for worker in self.workers.values()).name]
+
+    def prefix(self, role: str) -> str:
+        """What the names of a role's metrics start with: nothing where one role alone is trained."""
+        return f"{role}/" if sum(role.trainable for role in self.config.roles) > 1 else ""
+
+    def update(self, batch: Batch, completed: int) -> dict[str, float]:
+        """See :class:`Learner`."""
+        if not any(mask.any() for mask in batch["loss_masks"]):
+            logger.warning("no token of rollout %d is trained on; its update is skipped", completed)
+            return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
+        batches, metrics = self.prepared(batch)
+        if self._invariance_due:
+            for name, role_batch in batches.items():
+                check_loss_invariance(self.workers[name], role_batch)
+            self._invariance_due = False
+        for name, role_batch in batches.items():
+            worker = self.workers[name]
+            if completed >= frozen_rollouts(worker):
+                steps = self._steps(worker, role_batch)
+                metrics |= {self.prefix(name) + k: v for k, v in steps.items()}
+        for channel in self.channels:
+            channel.after_update(completed + 1)
+        return metrics
+
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """See :class:`Learner`."""
+        metrics: dict[str, float] = {}
+        for name, role_batch in self.prepared(batch)[0].items():
+            metrics |= {self.prefix(name) + k: v for k, v in self.workers[name].evaluate(role_batch).items()}
+        return metrics
+
+    def policy_log_probs(self, sample: Sample) -> list[float]:
+        """See :class:`Learner`."""
+        batch, _ = samples_to_batch([sample], mask_truncated=False, reward_key=None)
+        scores: list[float] = self.policy.score(batch)[0].tolist()
+        return scores
+
+    def policy_model(self) -> nn.Module:
+        """See :class:`Learner`; it is the model that is trained."""
+        return self.policy.model
+
+    def save(self, folder: Path) -> Collection[str]:
+        """See :class:`Learner`."""
+        kept = {name: w for name, w in self.workers.items() if w.optimizer is not None or w.role.stateful}
+        for worker in kept.values():
+            worker.save(folder)
+        return kept.keys()
+
+    def prepared(self, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
+        """A copy of the batch for each trained role, after forward passes, syncs and the role's whole-batch stages.
+
+        Returns:
+            Role name -> its batch, validated, and the metrics of the stages.
+
+        Raises:
+            BatchError, NonFiniteError: A key is missing or does not fit.
+            RecipeError: A stage returns something else than metrics.
+        """
+        batches = {name: as_read_by(worker.role, batch) for name, worker in self.workers.items()}
+        run_forwards(self.args, self.workers, self.reference, self.syncs, batches)
+        for channel in self.channels:
+            channel.transfer(batches)
+        metrics: dict[str, float] = {}
+        trained = {name: batches[name] for name, worker in self.workers.items() if worker.role.trainable}
+        for name, role_batch in trained.items():
+            role = self.workers[name].role
+            measured = run_stages(role, role_batch, self.workers[name].args)
+            metrics |= {self.prefix(name) + k: v for k, v in measured.items()}
+            required = [key for key in role.reads if reads(role, key, self.args)]
+            validate_batch(role_batch, [*required, *self.config.rollout_fields])
+        return trained, metrics
+
+    def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
+        count, epochs = self.args.num_steps_per_rollout, self.args.epochs_per_rollout
+        expected = self.args.rollout_batch_size * self.args.n_samples_per_prompt
+        steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count, expected)
+        if dropped:
+            logger.warning("%d trailing responses do not fill a step and are left out", dropped)
+        total = (self.num_rollout - frozen_rollouts(worker)) * count * epochs
+        results = [worker.train_step(select(batch, positions), total) for positions in steps * epochs]
+        assert worker.optimizer is not None
+        metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}
+        if results and "lr" in results[0]:
+            metrics["lr"] = results[0]["lr"]
+        return metrics
+
+
+def as_read_by(role: ModelRole, batch: Batch) -> Batch:
+    """A copy of the batch with the sequences that the role reads in the place of its tokens.
+
+    Raises:
+        BatchError: The batch has none.
+    """
+    if role.tokens_key == "tokens":
+        return dict(batch)
+    if role.tokens_key not in batch:
+        raise BatchError(f"role {role.name!r} reads {role.tokens_key}, which the rollout did not deliver")
+    tokens = batch[role.tokens_key]
+    return {**batch, "tokens": tokens, "total_lengths": [len(ids) for ids in tokens]}
+
+
+def frozen_rollouts(worker: RoleWorker) -> int:
+    """How many first rollouts the role is not trained in."""
+    return int(worker.args.get(worker.role.frozen_for, 0)) if worker.role.frozen_for else 0
+
+
+def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over steps of each metric, taken where it was reported."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            values[name].append(value)
+    return {name: sum(v) / len(v) for name, v in values.items()}

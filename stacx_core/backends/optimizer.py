@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,22 @@ def learning_rate(args: Args, update: int, total_updates: int) -> float:
     progress = min((update - args.lr_warmup_iters) / span, 1.0)
     shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
     return float(args.min_lr + (args.lr - args.min_lr) * shape[args.lr_decay_style])
+
+
+class Optimizer(Protocol):
+    """Updates the weights of one role."""
+
+    updates: int
+    """How many it has made."""
+
+    def zero_grad(self) -> None:
+        """Forget the accumulated gradients."""
+
+    def gradient_norm(self) -> float:
+        """The global L2 norm of the accumulated gradients."""
+
+    def step(self, gradient_norm: float, total_updates: int) -> float:
+        """Clip, update the weights, count the update; returns the learning rate used."""
 
 
 class RoleOptimizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -19,7 +19,18 @@ class StepMetrics:
 
     def __init__(self) -> None:
         self._numerators: defaultdict[str, float] = defaultdict(float)
-        self._pairs: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+
+    @classmethod
+    def merged(cls, parts: Iterable[StepMetrics]) -> StepMetrics:
+        """Those of one step, of which each part has some micro-batches."""
+        whole = cls()
+        for part in parts:
+            for mine, theirs in zip(vars(whole).values(), vars(part).values(), strict=True):
+                for name, value in theirs.items():
+                    mine[name] += value
+        return whole
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Take in one micro-batch.
@@ -31,13 +42,12 @@ class StepMetrics:
             if value.dim() == 0:
                 self._numerators[name] += float(value)
             elif value.shape == (2,):
-                pair = self._pairs[name]
-                pair[0] += float(value[0])
-                pair[1] += float(value[1])
+                self._sums[name] += float(value[0])
+                self._counts[name] += float(value[1])
             else:
                 raise BatchError(f"metric {name!r} has shape {list(value.shape)}; use 0-d, or [2] for (sum, count)")
 
     def result(self, normalizer: float) -> dict[str, float]:
         """The metrics of the whole step."""
-        means = {name: total / count for name, (total, count) in self._pairs.items() if count}
+        means = {name: self._sums[name] / count for name, count in self._counts.items() if count}
         return {**{name: total / normalizer for name, total in self._numerators.items()}, **means}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.linear import row_multiple, suits_onednn
 from stacx_core.backends.model import forward
-from stacx_core.backends.optimizer import RoleOptimizer
+from stacx_core.backends.optimizer import Optimizer, RoleOptimizer
 from stacx_core.backends.shared_prompts import share_prompts
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
@@ -22,6 +22,8 @@ from stacx_core.errors import NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
 from stacx_core.objectives.log_probs import response_rows, token_log_probs
+from stacx_core.objectives.sharded import ShardedOutput
+from stacx_core.objectives.values import values_at
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
@@ -48,18 +50,27 @@ class RoleWorker:
         self.specialization = specialization
         self.args = args
         self._hook = hook
-        self.optimizer = RoleOptimizer(model, args) if role.trainable else None
+        self.optimizer = self.make_optimizer() if role.trainable else None
         if not role.trainable:
             model.requires_grad_(False)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
+
+    def make_optimizer(self) -> Optimizer:
+        """The optimizer of the role's model."""
+        return RoleOptimizer(self.model, self.args)
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a micro-batch."""
+        return int(self.args.max_tokens_per_gpu)
 
     def micro_batches(self, batch: Batch) -> list[list[int]]:
         """Positions of the samples of each micro-batch."""
         return micro_batches(
             batch["total_lengths"],
             micro_batch_size=self.args.micro_batch_size,
-            max_tokens=self.args.max_tokens_per_gpu,
+            max_tokens=self.token_budget,
             atoms=batch.get("pair_ids"),
         )
 
@@ -83,21 +94,24 @@ class RoleWorker:
         for positions in self.micro_batches(batch):
             micro = pack(select(batch, positions), self.device)
             rows = response_rows(micro["total_lengths"], micro["response_lengths"]).to(self.device)
-            output, targets = self._output(micro, rows), micro["tokens"][0, rows + 1]
-            values = self.specialization.tell(output, targets, keys)
-            if set(keys) - set(values):
-                values = {**dict.fromkeys(keys, self._read_head(output, targets)), **values}
+            values = self.read(self._output(micro, rows), micro["tokens"][0, rows + 1], keys)
             for key in keys:
                 for position, part in zip(positions, values[key].cpu().split(micro["response_lengths"]), strict=True):
                     told[key][position] = part
         self.model.train(training)
         return told
 
-    def _read_head(self, output: Tensor, targets: Tensor) -> Tensor:
+    def read(self, output: Tensor | ShardedOutput, targets: Tensor, keys: Collection[str]) -> dict[str, Tensor]:
+        """Per key ``[N, ...]``: what the role tells of N tokens, given the ``[N, V]`` output that predicts them."""
+        values = self.specialization.tell(output, targets, keys)
+        if not set(keys) - set(values):
+            return values
         if self.role.head == "scalar":
-            return output[:, 0].float()
-        log_probs, _ = token_log_probs(output, targets, self.args.rollout_temperature, self.args.log_probs_chunk_size)
-        return log_probs
+            own = values_at(output).float()
+        else:
+            temperature, chunk_size = self.args.rollout_temperature, self.args.log_probs_chunk_size
+            own, _ = token_log_probs(output, targets, temperature, chunk_size)
+        return {**dict.fromkeys(keys, own), **values}
 
     def train_step(self, batch: Batch, total_updates: int) -> dict[str, float]:
         """One optimizer step on all samples of ``batch``.
@@ -151,24 +165,42 @@ class RoleWorker:
             NonFiniteError: The loss of a micro-batch is not finite.
             RecipeError: The loss has no gradient.
         """
-        normalizer = Aggregation(self.args.loss_aggregation).normalizer(
+        normalizer, totals = self.normalizer(batch), StepMetrics()
+        for positions in cut:
+            micro = pack(select(batch, positions), self.device)
+            loss, metrics = self.loss(micro, self._output(micro))
+            if torch.is_grad_enabled():
+                (loss / normalizer).backward()
+            totals.add(metrics)
+        return self.specialization.summarize(totals.result(normalizer))
+
+    def normalizer(self, batch: Batch) -> int:
+        """What the numerators of a step on these samples are divided by."""
+        return Aggregation(self.args.loss_aggregation).normalizer(
             len(set(batch["rollout_ids"])),
             sum(int(mask.sum()) for mask in batch["loss_masks"]),
             self.args.rollout_max_response_len,
         )
-        totals = StepMetrics()
-        for positions in cut:
-            micro = pack(select(batch, positions), self.device)
-            loss, metrics = self._loss(micro)
-            if not torch.isfinite(loss):
-                names = ", ".join(str(i) for i in micro["sample_indices"])
-                raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {loss.item()}")
-            if torch.is_grad_enabled():
-                if not loss.requires_grad:
-                    raise RecipeError(f"role {self.role.name!r}: the loss has no gradient; it was detached or replaced")
-                (loss / normalizer).backward()
-            totals.add({**metrics, "loss": loss.detach()})
-        return self.specialization.summarize(totals.result(normalizer))
+
+    def loss(self, micro: Batch, output: Tensor | ShardedOutput) -> tuple[Tensor, dict[str, Tensor]]:
+        """The numerator of a packed micro-batch's loss, and the metrics, the numerator among them.
+
+        Raises:
+            NonFiniteError: The loss is not finite.
+            RecipeError: The loss has no gradient.
+        """
+        reducer = make_reducer(
+            self.args.loss_aggregation, micro["response_lengths"], micro["loss_masks"], micro["rollout_mask_sums"]
+        )
+        loss, metrics = self._hook.compute_loss(
+            specialization=self.specialization, model_output=output, batch=micro, reducer=reducer
+        )
+        if not torch.isfinite(loss):
+            names = ", ".join(str(i) for i in micro["sample_indices"])
+            raise NonFiniteError(f"role {self.role.name!r}: the loss of samples {names} is {loss.item()}")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise RecipeError(f"role {self.role.name!r}: the loss has no gradient; it was detached or replaced")
+        return loss, {**metrics, "loss": loss.detach()}
 
     def save(self, folder: Path) -> None:
         """Write the model into the folder of the role's name, and the optimizer's state beside it."""
@@ -180,15 +212,6 @@ class RoleWorker:
         """Take up the optimizer's state that :meth:`save` wrote."""
         if self.optimizer is not None:
             self.optimizer.load_state_dict(torch.load(optimizer_file(folder, self.role.name), weights_only=True))
-
-    def _loss(self, micro: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        reducer = make_reducer(
-            self.args.loss_aggregation, micro["response_lengths"], micro["loss_masks"], micro["rollout_mask_sums"]
-        )
-        result: tuple[Tensor, dict[str, Tensor]] = self._hook.compute_loss(
-            specialization=self.specialization, model_output=self._output(micro), batch=micro, reducer=reducer
-        )
-        return result
 
     def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
         """The head's output for all packed tokens or some rows; prompts that samples have in common are run once.

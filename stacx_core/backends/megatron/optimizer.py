@@ -1,0 +1,76 @@
+"""Megatron's optimizer of one role, stepped as :class:`stacx_core.backends.optimizer.RoleOptimizer` steps its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+from stacx_core.backends.megatron.layout import Layout
+from stacx_core.backends.megatron.model import Stage
+from stacx_core.backends.optimizer import learning_rate
+from stacx_core.knobs import Args
+
+
+def replicated(stage: Stage, layout: Layout) -> DistributedDataParallel:
+    """The stage, with gradients that are summed in fp32 over its data- and context-parallel replicas."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=layout.distributed_optimizer
+    )
+    return DistributedDataParallel(stage.config, config, stage)
+
+
+class MegatronOptimizer:
+    """Steps this process's share of a model.
+
+    Weight decay applies to every parameter, as with the torch backend; Megatron's own default spares biases and norms.
+
+    Args:
+        model: From :func:`replicated`.
+        args: The resolved knobs.
+    """
+
+    def __init__(self, model: DistributedDataParallel, args: Args) -> None:
+        self.args = args
+        self.updates = 0
+        self.model = model
+        dtype = next(model.parameters()).dtype
+        config = OptimizerConfig(
+            optimizer="sgd" if args.optimizer == "sgd" else "adam",
+            sgd_momentum=0.0,
+            lr=args.lr,
+            weight_decay=args.weight_decay,
+            adam_beta1=args.adam_beta1,
+            adam_beta2=args.adam_beta2,
+            adam_eps=args.adam_eps,
+            clip_grad=args.clip_grad,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
+        )
+        self._optimizer: Any = get_megatron_optimizer(config, [model], config_overrides={})
+
+    def zero_grad(self) -> None:
+        """Forget the accumulated gradients."""
+        self.model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def gradient_norm(self) -> float:
+        """The global L2 norm of the gradients accumulated on all processes, which this makes ready for :meth:`step`."""
+        self._optimizer.prepare_grads()
+        return float(self._optimizer.get_grad_norm())
+
+    def step(self, gradient_norm: float, total_updates: int) -> float:
+        """Clip, update the weights, count the update; returns the learning rate used."""
+        lr = learning_rate(self.args, self.updates, total_updates)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        if self.args.clip_grad > 0:
+            for optimizer in self._optimizer.chained_optimizers:
+                clip_grad_by_total_norm_fp32(optimizer.get_parameters(), self.args.clip_grad, gradient_norm)
+        self._optimizer.step_with_ready_grads()
+        self.updates += 1
+        return lr

@@ -1,0 +1,1 @@
+"""Models spread over processes by Megatron-core: tensor, pipeline, context and expert parallelism."""

@@ -1,0 +1,185 @@
+"""Tiny models, and what each process computes with its part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOCABULARY = 37
+LENGTHS = ((5, 3, 9), (1, 12))
+"""Samples of each micro-batch; no length suits two context-parallel processes."""
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+}
+
+
+def make(name: str, folder: Path, **given: Any) -> Any:
+    """Save a random model; every parameter is random, norms and biases too."""
+    import transformers
+
+    family, extra = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **extra, **given})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def micro_batches() -> list[Tensor]:
+    """``[1, T]`` token ids of each micro-batch."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCABULARY, (1, sum(lengths)), generator=generator) for lengths in LENGTHS]
+
+
+def coefficients(width: int) -> list[Tensor]:
+    """``[T, width]`` of each micro-batch: the tests' loss is the sum of them times the tanh of the model's output."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(sum(lengths), width, generator=generator) for lengths in LENGTHS]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a micro-batch's output."""
+
+    rank: int
+    columns: range
+    owners: Tensor
+    rows: Tensor
+    values: Tensor
+
+
+def whole(shards: Sequence[Shard]) -> Tensor:
+    """``[T, V]``, of the parts of all processes."""
+    width = max(shard.columns.stop for shard in shards)
+    output = torch.full((len(shards[0].owners), width), torch.nan)
+    for shard in shards:
+        mine = (shard.owners == shard.rank).nonzero()[:, 0]
+        output[mine[:, None], torch.tensor(shard.columns)] = shard.values[shard.rows[mine]]
+    return output
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one process computed of one model."""
+
+    outputs: list[list[Shard]]
+    gradients: dict[str, Tensor]
+
+
+def compute(folders: dict[str, str], layout: dict[str, Any], head: str, exports: str) -> dict[str, Result]:
+    """On one process: outputs and gradients of each model, whose weights are written to ``exports``."""
+    from stacx_core.backends.megatron.layout import Layout, initialize
+
+    sizes = Layout(**layout)
+    initialize(sizes, seed=3)
+    return {name: _compute(folder, sizes, head, Path(exports) / name) for name, folder in folders.items()}
+
+
+def _compute(folder: str, layout: Any, head: str, exports: Path) -> Result:
+    import torch.distributed as dist
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from transformers import AutoConfig
+
+    from stacx_core.backends.megatron.conversion.checkpoint import write
+    from stacx_core.backends.megatron.conversion.exporting import export
+    from stacx_core.backends.megatron.conversion.loading import load
+    from stacx_core.backends.megatron.model import build
+
+    config = AutoConfig.from_pretrained(folder)
+    stage = build(config, layout, torch.float32, head)  # type: ignore[arg-type]
+    load(stage, config, layout, folder)
+    weights = export(stage, config, layout)
+    if dist.get_rank() == 0:
+        exports.mkdir(parents=True)
+        write(weights, exports)
+    assert not list(weights)
+    model = DistributedDataParallel(stage.config, DistributedDataParallelConfig(), stage)
+    outputs = _backward(model, stage, layout, 1 if head == "scalar" else VOCABULARY)
+    for parameter in stage.parameters():
+        parameter.data.copy_(parameter.main_grad)
+    gradients = {name: value.clone() for name, value in export(stage, config, layout, to=None)}
+    return Result(outputs, gradients)
+
+
+def _backward(model: Any, stage: Any, layout: Any, width: int) -> list[list[Shard]]:
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from stacx_core.backends.megatron.model import forward
+    from stacx_core.backends.megatron.packing import pack
+
+    context = parallel_state.get_context_parallel_rank()
+    columns = stage.columns if width > 1 else range(1)
+    seen: list[list[Shard]] = []
+
+    def step(data: Any, model: Any) -> Any:
+        index = next(data)
+        packed = pack(micro_batches()[index], LENGTHS[index], layout, context)
+
+        def loss(output: Tensor) -> Any:
+            shard = Shard(context, columns, packed.owners, packed.rows, output.detach().clone())
+            seen.append([shard])
+            mine = (packed.owners == context).nonzero()[:, 0]
+            chosen = coefficients(width)[index][mine[:, None], torch.tensor(columns)]
+            value = (chosen * output[packed.rows[mine]].tanh()).sum()
+            return value, torch.tensor(1), {}
+
+        return forward(model, packed), loss
+
+    stage.config.finalize_model_grads_func = lambda models, count, **kw: finalize_model_grads(models, None, **kw)
+    share = range(parallel_state.get_data_parallel_rank(), len(LENGTHS), layout.data)
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iter(share),
+        model=[model],
+        num_microbatches=len(share),
+        seq_length=1,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    return seen

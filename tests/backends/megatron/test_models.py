@@ -1,0 +1,115 @@
+"""Outputs and gradients of models spread over processes, against Transformers on one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("megatron.core")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from models import LENGTHS, MODELS, Result, coefficients, compute, make, micro_batches, whole  # noqa: E402
+from processes import spawn  # noqa: E402
+
+DENSE = ("llama", "qwen2", "qwen3", "qwen3-tied")
+LAYOUTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "one": ({}, tuple(MODELS)),
+    "tp": ({"tensor": 2}, DENSE),
+    "tp-sp-ep": ({"tensor": 2, "sequence_parallel": True, "expert": 2}, ("qwen3-moe",)),
+    "tp-sp": ({"tensor": 2, "sequence_parallel": True}, DENSE),
+    "pp": ({"pipeline": 2}, tuple(MODELS)),
+    "cp": ({"context": 2}, tuple(MODELS)),
+    "dp-ep": ({"data": 2, "expert": 2}, ("qwen3-moe",)),
+    "tp-pp": ({"tensor": 2, "pipeline": 2}, ("llama", "qwen3-tied")),
+    "tp-sp-cp": ({"tensor": 2, "context": 2, "sequence_parallel": True}, ("qwen3",)),
+}
+CASES = [(layout, model) for layout, (_, models) in LAYOUTS.items() for model in models]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tmp_path_factory.mktemp(name) for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def references(folders: dict[str, Path]) -> dict[str, tuple[list[Tensor], dict[str, Tensor]]]:
+    """Outputs of each micro-batch and gradients of the sum of their losses, by the names of a checkpoint."""
+    found = {}
+    for name, folder in folders.items():
+        model = make(name, folder)
+        outputs = []
+        for tokens, lengths, factors in zip(micro_batches(), LENGTHS, coefficients(37), strict=True):
+            logits = torch.cat([model(sample[None]).logits[0] for sample in tokens[0].split(list(lengths))])
+            (factors * logits.tanh()).sum().backward()
+            outputs.append(logits.detach())
+        found[name] = outputs, named_gradients(model)
+    return found
+
+
+def named_gradients(model: Any) -> dict[str, Tensor]:
+    """By the names of a checkpoint, which has each expert's gate and up by themselves."""
+    named: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if "mlp.experts." not in name:
+            named[name] = parameter.grad
+            continue
+        stem, kind = name.rsplit(".", 1)
+        for expert, gradient in enumerate(parameter.grad):
+            if kind == "down_proj":
+                named[f"{stem}.{expert}.down_proj.weight"] = gradient
+            else:
+                gate, up = gradient.chunk(2)
+                named |= {f"{stem}.{expert}.gate_proj.weight": gate, f"{stem}.{expert}.up_proj.weight": up}
+    return named
+
+
+@pytest.fixture(scope="module")
+def results(
+    folders: dict[str, Path], references: object, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[list[dict[str, Result]], Path]]:
+    @cache
+    def run(name: str) -> tuple[list[dict[str, Result]], Path]:
+        layout, models = LAYOUTS[name]
+        exports = tmp_path_factory.mktemp(f"exports-{name}")
+        processes = 1
+        for size in ("tensor", "pipeline", "context", "data"):
+            processes *= layout.get(size, 1)
+        given = {model: str(folders[model]) for model in models}
+        return spawn(processes, compute, given, layout, "lm", str(exports)), exports
+
+    return run
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES)
+def test_logits_are_those_of_transformers(layout: str, model: str, results: Any, references: Any) -> None:
+    ranks, _ = results(layout)
+    replicas = LAYOUTS[layout][0].get("data", 1)
+    for index, expected in enumerate(references[model][0]):
+        turn, replica = divmod(index, replicas)
+        last = [found[model] for rank, found in enumerate(ranks) if found[model].outputs and rank % replicas == replica]
+        logits = whole([result.outputs[turn][0] for result in last])
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES)
+def test_gradients_are_those_of_transformers(layout: str, model: str, results: Any, references: Any) -> None:
+    ranks, _ = results(layout)
+    for result in ranks:
+        gradients = result[model].gradients
+        assert gradients.keys() == references[model][1].keys()
+        for name, expected in references[model][1].items():
+            torch.testing.assert_close(gradients[name], expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES)
+def test_a_model_comes_back_byte_for_byte(layout: str, model: str, results: Any, folders: Any) -> None:
+    _, exports = results(layout)
+    exported = (exports / model / "model.safetensors").read_bytes()
+    assert exported == (folders[model] / "model.safetensors").read_bytes()

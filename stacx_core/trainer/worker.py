@@ -21,6 +21,7 @@ from stacx_core.errors import NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
 from stacx_core.objectives.log_probs import response_rows, token_log_probs
+from stacx_core.objectives.values import values_at
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
@@ -94,7 +95,7 @@ class RoleWorker:
 
     def _read_head(self, output: Tensor, targets: Tensor) -> Tensor:
         if self.role.head == "scalar":
-            return output[:, 0].float()
+            return values_at(output).float()
         log_probs, _ = token_log_probs(output, targets, self.args.rollout_temperature, self.args.log_probs_chunk_size)
         return log_probs
 

@@ -3,6 +3,9 @@
 A language model's logits ``[T, V]`` are by far the largest tensor of a training step. The autograd function
 here walks over the wanted rows in chunks, upcasts one chunk at a time, keeps two numbers per row, and
 recomputes the chunk's softmax in the backward pass, whose only large tensor is the gradient of the logits.
+
+Of logits that are cut by their vocabulary each process does the same with its own columns, as if they were the whole;
+two collectives on vectors of one number per row or target then join the shards. None is needed on the way back.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stacx_core.objectives.sharded import Columns, ShardedOutput, gather_all, reduce_sum
+
 CHUNK_LOGITS = 2**21
 """Logits per chunk unless told: enough to keep the kernels busy, few enough for their fp32 copy to stay in cache."""
 
 
 def token_log_probs(
-    logits: Tensor,
+    logits: Tensor | ShardedOutput,
     targets: Tensor,
     temperature: float = 1.0,
     chunk_size: int | None = None,
@@ -32,7 +37,7 @@ def token_log_probs(
     gradient 0.
 
     Args:
-        logits: ``[T, V]``, any floating dtype.
+        logits: ``[T, V]``, any floating dtype; whole, or this process's part.
         targets: ``[N]`` int64 token ids, or ``[N, M]`` for several of each row (ids may repeat).
         temperature: divides the logits, gradient included.
         chunk_size: rows per chunk, the memory bound; None means as many as make two million logits.
@@ -45,10 +50,11 @@ def token_log_probs(
 
     Raises:
         ValueError: shapes that do not fit, or a temperature that is not positive.
+        IndexError: a target that is no id of the vocabulary.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    if logits.dim() != 2 or targets.dim() not in (1, 2):
+    if len(logits.shape) != 2 or targets.dim() not in (1, 2):
         raise ValueError(
             f"expected logits [T, V] and targets [N] or [N, M], got {list(logits.shape)} and {list(targets.shape)}"
         )
@@ -56,12 +62,21 @@ def token_log_probs(
         rows = torch.arange(len(logits), device=logits.device)
     if len(rows) != len(targets):
         raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
-    size = chunk_size or max(CHUNK_LOGITS // max(logits.shape[1], 1), 1)
-    apply: Callable[..., tuple[Tensor, Tensor | None]] = _ChunkedLogProbs.apply
     by_row = targets.to(logits.device)
     if targets.dim() == 1:
         by_row = by_row[:, None]
-    log_probs, entropy = apply(logits, rows, by_row, temperature, size, with_entropy)
+    apply: Callable[..., tuple[Tensor, Tensor | None]] = _ChunkedLogProbs.apply
+    if isinstance(logits, ShardedOutput):
+        _check_ids(targets, logits.vocabulary)
+        held, places = logits.held(rows)
+        here = by_row if places is None else by_row[places]
+        size = rows_per_chunk(logits.local, chunk_size)
+        log_probs, entropy = apply(logits.local, held, here, temperature, size, with_entropy, logits.columns)
+        log_probs = logits.gather(log_probs, places, len(rows))
+        entropy = None if entropy is None else logits.gather(entropy, places, len(rows))
+    else:
+        size, columns = rows_per_chunk(logits, chunk_size), Columns(0, logits.shape[1])
+        log_probs, entropy = apply(logits, rows, by_row, temperature, size, with_entropy, columns)
     return log_probs.reshape(targets.shape), entropy
 
 
@@ -94,7 +109,7 @@ def response_rows(total_lengths: Sequence[int], response_lengths: Sequence[int])
 
 
 def response_token_log_probs(
-    logits: Tensor,
+    logits: Tensor | ShardedOutput,
     tokens: Tensor,
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
@@ -109,7 +124,8 @@ def response_token_log_probs(
     exactly 0 in the gradient of the logits.
 
     Args:
-        logits: ``[T, V]`` of the packed samples; rows beyond the samples are padding and ignored.
+        logits: ``[T, V]`` of the packed samples, whole or this process's part; rows beyond the samples are padding and
+            ignored.
         tokens: ``[T]`` or ``[1, T]`` int64, the packed token ids.
         total_lengths, response_lengths: ``L_i`` and ``R_i`` of each sample, in packing order.
         loss_masks: one ``[R_i]`` mask per sample.
@@ -146,7 +162,7 @@ def response_token_log_probs(
 class _ChunkedLogProbs(torch.autograd.Function):
     """Rows of ``logits`` and targets ``[N, M]`` -> log-probabilities ``[N, M]`` and entropies ``[N]``.
 
-    Saves the logits and two numbers per row.
+    Saves the logits and two numbers per row. The first ``columns.count`` columns are read.
     """
 
     @staticmethod
@@ -158,39 +174,90 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         chunk_size: int,
         with_entropy: bool,
+        columns: Columns,
     ) -> tuple[Tensor, Tensor | None]:
-        log_probs = logits.new_empty(targets.shape, dtype=_statistics_dtype(logits))
-        log_norms = log_probs.new_empty(len(rows))
-        entropy = torch.empty_like(log_norms) if with_entropy else None
-        for part in _chunks(len(rows), chunk_size):
-            scaled = _scaled_rows(logits, rows[part], temperature)
+        real = logits[:, : columns.count]
+        ids, _ = columns.find(targets)
+        log_probs = logits.new_zeros(targets.shape, dtype=_statistics_dtype(logits))
+        log_norms = log_probs.new_full((len(rows),), -torch.inf)
+        entropy = torch.zeros_like(log_norms) if with_entropy else None
+        for part in _chunks(len(rows) if columns.count else 0, chunk_size):
+            scaled = _scaled_rows(real, rows[part], temperature)
             log_norms[part] = scaled.logsumexp(-1)
-            log_probs[part] = scaled.gather(-1, targets[part]) - log_norms[part, None]
+            log_probs[part] = scaled.gather(-1, ids[part])
             if entropy is not None:
                 probs = scaled.sub_(log_norms[part, None]).exp_()
                 entropy[part] = torch.special.entr(probs).sum(-1)
+        log_probs, log_norms, entropy = _join(columns, targets, log_probs, log_norms, entropy)
         ctx.save_for_backward(logits, rows, targets, log_norms, entropy)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.temperature, ctx.chunk_size, ctx.columns = temperature, chunk_size, columns
         ctx.set_materialize_grads(False)
-        return log_probs, entropy
+        return log_probs.sub_(log_norms[:, None]), entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         logits, rows, targets, log_norms, entropy = ctx.saved_tensors
         grad_logits = torch.zeros_like(logits)
+        real, grad_real = (x[:, : ctx.columns.count] for x in (logits, grad_logits))
         if grad_log_probs is None:
             grad_log_probs = torch.zeros_like(targets, dtype=log_norms.dtype)
-        for part in _chunks(len(rows), ctx.chunk_size):
-            probs = _scaled_rows(logits, rows[part], ctx.temperature).sub_(log_norms[part, None]).exp_()
+        ids, owned = ctx.columns.find(targets)
+        for part in _chunks(len(rows) if ctx.columns.count else 0, ctx.chunk_size):
+            probs = _scaled_rows(real, rows[part], ctx.temperature).sub_(log_norms[part, None]).exp_()
             per_target = grad_log_probs[part] / ctx.temperature
-            grad = (probs * -per_target.sum(-1, keepdim=True)).scatter_add_(-1, targets[part], per_target)
+            here = per_target if owned is None else per_target.masked_fill(~owned[part], 0.0)
+            grad = (probs * -per_target.sum(-1, keepdim=True)).scatter_add_(-1, ids[part], here)
             if grad_entropy is not None:
                 # dH/dx_v = -p_v (log p_v + H), written so that a banned token gives 0 and not 0 * inf.
                 slope = torch.special.entr(probs).addcmul_(probs, entropy[part, None], value=-1)
                 grad.addcmul_(slope, grad_entropy[part, None] / ctx.temperature)
-            grad_logits.index_add_(0, rows[part], grad.to(logits.dtype))
-        return grad_logits, None, None, None, None, None
+            grad_real.index_add_(0, rows[part], grad.to(logits.dtype))
+        return grad_logits, None, None, None, None, None, None
+
+
+def _join(
+    columns: Columns, targets: Tensor, chosen: Tensor, log_norms: Tensor, entropy: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the shards know, as one process would know it.
+
+    With w the share of the whole mass that a shard has, and h the entropy within it, the entropy is that of the shares
+    plus the mean of the h, ``sum -w log w + w h``: no difference of large numbers.
+
+    Args:
+        columns: those of this process.
+        targets: ``[N, M]`` ids.
+        chosen: ``[N, M]`` scaled logits of the targets, where they are held here.
+        log_norms: ``[N]`` log-sum-exp over the columns held here, ``-inf`` without any.
+        entropy: ``[N]`` within the columns held here.
+
+    Returns:
+        The same three over all columns, equal on all processes.
+    """
+    if columns.group is None:
+        return chosen, log_norms, entropy
+    _, owned = columns.find(targets)
+    assert owned is not None
+    chosen = reduce_sum(chosen.masked_fill_(~owned, 0.0), columns.group)
+    if entropy is None:
+        return chosen, gather_all(log_norms, columns.group).logsumexp(0), None
+    # A shard of banned tokens has no entropy within.
+    within = entropy.masked_fill_(log_norms == -torch.inf, 0.0)
+    all_norms, all_within = gather_all(torch.stack([log_norms, within]), columns.group).unbind(1)
+    whole = all_norms.logsumexp(0)
+    shares = (all_norms - whole).exp_()
+    return chosen, whole, (torch.special.entr(shares) + shares * all_within).sum(0)
+
+
+def rows_per_chunk(logits: Tensor, chunk_size: int | None) -> int:
+    """The rows of ``[T, V]`` logits to handle at a time: ``chunk_size``, or as many as make two million logits."""
+    return chunk_size or max(CHUNK_LOGITS // max(logits.shape[1], 1), 1)
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    """Refuse ids that no process holds, which would otherwise have a log-prob all the same."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise IndexError(f"targets {int(ids.min())} to {int(ids.max())} for a vocabulary of {vocabulary}")
 
 
 def _statistics_dtype(logits: Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ from torch import Tensor
 from stacx_core.data.batch import Batch
 from stacx_core.objectives.aggregation import Reducer
 from stacx_core.objectives.log_probs import response_token_log_probs
+from stacx_core.objectives.sharded import ShardedOutput
 from stacx_core.specialization.base import Specialization
 
 
@@ -29,7 +30,7 @@ class CausalDecoderSpecialization(Specialization):
 
     def response_log_probs(
         self,
-        model_output: Tensor,
+        model_output: Tensor | ShardedOutput,
         batch: Batch,
         with_entropy: bool = False,
         temperature: float | None = None,
@@ -37,7 +38,7 @@ class CausalDecoderSpecialization(Specialization):
         """Log-probs, and if asked entropies, of the response tokens of a packed micro-batch.
 
         Args:
-            model_output: ``[T, V]`` logits, any float dtype.
+            model_output: ``[T, V]`` logits, any float dtype, whole or this process's part.
             batch: The packed micro-batch.
             with_entropy: Also compute the entropy of each predicting distribution.
             temperature: Divides the logits; unset takes the sampling temperature.

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from stacx_core.data.batch import Batch
 from stacx_core.objectives.log_probs import response_rows
+from stacx_core.objectives.sharded import ShardedOutput
+from stacx_core.objectives.values import values_at
 from stacx_core.specialization.base import Specialization
 
 
 class ScalarHeadSpecialization(Specialization):
     """Base of losses on values; ``compute_loss`` is the subclass's."""
 
-    def response_values(self, model_output: Tensor, batch: Batch) -> Tensor:
+    def response_values(self, model_output: Tensor | ShardedOutput, batch: Batch) -> Tensor:
         """The value of the state from which each response token was chosen.
 
         Args:
@@ -26,10 +28,10 @@ class ScalarHeadSpecialization(Specialization):
         """
         rows = response_rows(batch["total_lengths"], batch["response_lengths"]).to(model_output.device)
         kept = self.mask(batch).nonzero().squeeze(-1)
-        values = _upcast(model_output[rows[kept], 0])
+        values = values_at(model_output, rows[kept])
         return values.new_zeros(len(rows)).index_copy(0, kept, values)
 
-    def last_token_values(self, model_output: Tensor, batch: Batch) -> Tensor:
+    def last_token_values(self, model_output: Tensor | ShardedOutput, batch: Batch) -> Tensor:
         """The value at the last token of each sample: ``[B]``, fp32 (fp64 for fp64 input).
 
         Args:
@@ -37,8 +39,4 @@ class ScalarHeadSpecialization(Specialization):
             batch: The packed micro-batch.
         """
         ends = torch.tensor(batch["total_lengths"], device=model_output.device).cumsum(0)
-        return _upcast(model_output[ends - 1, 0])
-
-
-def _upcast(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+        return values_at(model_output, ends - 1)

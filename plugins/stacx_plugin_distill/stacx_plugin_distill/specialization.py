@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from stacx_core import Args, Batch, CausalDecoderSpecialization
-from stacx_core.objectives import Reducer, response_rows, token_log_probs
+from stacx_core.objectives import Reducer, likeliest_ids, response_rows, token_log_probs
 from stacx_plugin_distill.knobs import over_support
 from stacx_plugin_distill.objectives import (
     Support,
     generalized_jsd,
-    likeliest_ids,
     renormalized_kl,
     sampled_divergence,
     tail_kl,

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from stacx_core import CausalDecoderSpecialization, RoleHandle, SyncChannel
-from stacx_core.objectives import token_log_probs
-from stacx_plugin_distill.objectives import likeliest_ids
+from stacx_core.objectives import likeliest_ids, token_log_probs
 
 
 class TeacherSpecialization(CausalDecoderSpecialization):

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stacx_core.objectives import token_log_probs
+from stacx_core.objectives import likeliest_ids, token_log_probs
 from stacx_plugin_distill.objectives import (
     Support,
     generalized_jsd,
-    likeliest_ids,
     renormalized_kl,
     tail_kl,
     truncated_kl,

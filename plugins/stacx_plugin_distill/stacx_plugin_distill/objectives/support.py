@@ -78,19 +78,3 @@ def _floor(log_probs: Tensor, known: Tensor, vocabulary: int) -> Tensor:
 def log_rest(log_mass: Tensor) -> Tensor:
     """``log(1 - exp(log_mass))``, with ``1 - exp(log_mass)`` taken to be ``LEAST_TAIL`` at least."""
     return torch.log(-torch.expm1(log_mass.clamp(max=-LEAST_TAIL)))
-
-
-def likeliest_ids(logits: Tensor, rows: Tensor, count: int, chunk_size: int | None = None) -> Tensor:
-    """The ids of the largest logits of some rows, ``[len(rows), min(count, V)]`` int64; no copy of all rows is made.
-
-    Args:
-        logits: ``[T, V]``.
-        rows: ``[N]`` int64.
-        count: ids per row.
-        chunk_size: rows at a time; unset takes as many as make two million logits.
-    """
-    width = min(count, logits.shape[1])
-    size = chunk_size or max(2**21 // logits.shape[1], 1)
-    with torch.no_grad():
-        parts = [logits[part].topk(width, dim=-1).indices for part in rows.split(size)]
-    return torch.cat(parts) if parts else rows.new_zeros(0, width)

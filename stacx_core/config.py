@@ -157,7 +157,7 @@ class TrainingConfig:
     rollout_fields: tuple[str, ...] = ()
     knobs: tuple[Knob, ...] = ()
     check_args: Callable[[Args], None] | str | None = None
-    supports: tuple[str, ...] = ("data_parallel",)
+    supports: tuple[str, ...] = PARALLELISMS
 
     def __post_init__(self) -> None:
         from stacx_core.config_checks import check_recipe

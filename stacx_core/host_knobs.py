@@ -6,6 +6,7 @@ import os
 
 from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
+from stacx_core.megatron_knobs import MEGATRON_KNOBS
 from stacx_core.sampling_knobs import SAMPLING_KNOBS
 from stacx_core.sglang_knobs import SGLANG_KNOBS
 
@@ -34,6 +35,8 @@ _RECIPE = (
 _MODEL = (
     Knob("hf_checkpoint", str, None, "Hugging Face folder or hub id of the model to train.", "model"),
     Knob("ref_load", str, None, "Hugging Face folder or hub id of the frozen reference.", "model"),
+    Knob("backend", str, "torch", "What runs the models: torch in one process, or megatron over several.", "model",
+         choices=("torch", "megatron")),
     Knob("dtype", str, "fp32", "Precision of forward and backward; bf16 keeps fp32 master weights.", "model",
          choices=("fp32", "bf16")),
     Knob("device", str, "auto", "Where to train: auto takes CUDA when there is one.", "model",
@@ -179,6 +182,7 @@ HOST_KNOBS: tuple[Knob, ...] = (
     *_MODEL,
     *_DATA,
     *_ROLLOUT,
+    *MEGATRON_KNOBS,
     *SAMPLING_KNOBS,
     *SGLANG_KNOBS,
     *_ENVIRONMENT,

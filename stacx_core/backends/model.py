@@ -49,7 +49,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: There is none, it cannot be read, or it makes ids for which the model has no embedding.
     """
-    config = _load_config(checkpoint)
+    config = load_config(checkpoint)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint)
     except (OSError, ValueError, KeyError) as error:
@@ -60,13 +60,13 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 
 def context_length(checkpoint: str) -> int | None:
     """Most positions the model was made for, or ``None`` when its config does not say."""
-    limit = getattr(_load_config(checkpoint), "max_position_embeddings", None)
+    limit = getattr(load_config(checkpoint), "max_position_embeddings", None)
     return int(limit) if limit else None
 
 
 def vocabulary_size(checkpoint: str) -> int | None:
     """How many token ids the model has an embedding for, or ``None`` when its config does not say."""
-    size = getattr(_load_config(checkpoint).get_text_config(), "vocab_size", None)
+    size = getattr(load_config(checkpoint).get_text_config(), "vocab_size", None)
     return int(size) if size else None
 
 
@@ -85,7 +85,7 @@ def stop_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return found
 
 
-def _load_config(checkpoint: str) -> PreTrainedConfig:
+def load_config(checkpoint: str) -> PreTrainedConfig:
     _check_folder(checkpoint)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(checkpoint)

@@ -1,25 +1,25 @@
-"""Two real processes that share the micro-batches of a step; started once for all recipes.
+"""Real processes that compute something together; started once for all recipes.
 
 `python -m stacx_core.testing.ranks RANK RANKS FILE` is one of them. It reads pickled jobs from its standard input, each
-with the path to import from, computes its share, sums gradients and metrics over the ranks with gloo, and writes the
-pickled result.
+with the path to import from, runs them in a gloo group with the others, and writes the pickled results.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import selectors
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -38,18 +38,33 @@ START_SECONDS = 300.0
 """How long they may take to import torch and to meet."""
 DYING_SECONDS = 5.0
 """How long a rank is given to notice that another has died."""
+NOTICED_SECONDS = 0.5
+"""By how much others may notice that a rank has died before its exit code is known."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longer than both: the one who waits for the ranks ends them."""
 
 
+class Job(Protocol):
+    """Something that the processes do together. It pickles."""
+
+    def run(self, rank: int, ranks: int) -> Any:
+        """What process ``rank`` of so many answers; it may use collectives of the default group."""
+
+
 @dataclass(frozen=True)
-class Job:
-    """A step to compute: a subject, its prepared batch, the outputs, and the size of a micro-batch."""
+class StepJob:
+    """The loss of a step whose micro-batches the processes share: a subject, its prepared batch, the outputs."""
 
     subject: Subject
     batch: Batch
     outputs: Mapping[int, Tensor]
     micro_batch_size: int
+
+    def run(self, rank: int, ranks: int) -> Outcome:
+        """Gradients, losses and sums of metrics added over the ranks."""
+        share = rank, ranks
+        own = self.subject.step(self.batch, self.outputs, share=share, micro_batch_size=self.micro_batch_size)
+        return _summed(own, ranks)
 
 
 class RankError(StacxError, RuntimeError):
@@ -60,12 +75,14 @@ class Ranks:
     """The processes; a context manager that ends them. The first job starts them, or `start` does ahead of it.
 
     Args:
-        seconds: how long they may take over one step; those that take longer are ended, and the next job starts
+        seconds: how long they may take over one job; those that take longer are ended, and the next job starts
             new ones.
+        size: how many there are.
     """
 
-    def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, seconds: float = ANSWER_SECONDS, size: int = RANKS) -> None:
         self._seconds = seconds
+        self._size = size
         self._ready = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -91,14 +108,14 @@ class Ranks:
             ENABLE_VARIABLE: ",".join(name for name in loaded if name != HOST.distribution),
         }
         command = [sys.executable, "-m", __name__]
-        for rank in range(RANKS):
-            arguments = [*command, str(rank), str(RANKS), str(meeting)]
+        for rank in range(self._size):
+            arguments = [*command, str(rank), str(self._size), str(meeting)]
             self._processes.append(
                 subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             )
 
-    def step(self, job: Job) -> list[Outcome]:
-        """What each rank holds after the sums over ranks.
+    def run(self, job: Job) -> list[Any]:
+        """What each rank answers.
 
         Raises:
             RankError: a rank raised, died, or did not answer in time.
@@ -107,14 +124,10 @@ class Ranks:
         if not self._ready:
             self._exchange(None, START_SECONDS)
             self._ready = True
-        answers = self._exchange((sys.path, pickle.dumps(job)), self._seconds)
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, str):
-                raise RankError(f"rank {rank} of {RANKS} failed: {answer}")
-        return answers
+        return self._exchange((sys.path, pickle.dumps(job)), self._seconds)
 
     def _exchange(self, message: object, seconds: float) -> list[Any]:
-        """Send each rank the message, unless it is None, and wait for the answers; ranks that fail are all ended."""
+        """Send each rank the message, unless it is None, and wait for the answers; if one fails all are ended."""
         late = threading.Event()
         alarm = threading.Timer(seconds, self._expire, (late,))
         alarm.start()
@@ -124,9 +137,10 @@ class Ranks:
                     assert process.stdin is not None
                     pickle.dump(message, process.stdin)
                     process.stdin.flush()
-            return [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
+            return self._answers()
         except (EOFError, OSError, pickle.UnpicklingError):
-            problem = f"hangs: the {RANKS} ranks did not answer within {seconds:g} s" if late.is_set() else self._end()
+            size = self._size
+            problem = f"hangs: the {size} ranks did not answer within {seconds:g} s" if late.is_set() else self._end()
             raise RankError(problem) from None
         except BaseException:  # Half an exchange would give its answer to the next one.
             self.stop()
@@ -135,6 +149,38 @@ class Ranks:
             alarm.cancel()
             if late.is_set():
                 self.stop()
+
+    def _answers(self) -> list[Any]:
+        """One of each rank, as they come: after an error the others may wait for a rank that is no longer with them.
+
+        Raises:
+            RankError: a rank answers with an error.
+        """
+        answers: dict[int, Any] = {}
+        with selectors.DefaultSelector() as waiting:
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                waiting.register(process.stdout, selectors.EVENT_READ, rank)
+            while len(answers) < self._size:
+                for key, _ in waiting.select():
+                    answers[key.data], error = pickle.load(cast(BinaryIO, key.fileobj))
+                    waiting.unregister(key.fileobj)
+                    if error is not None:
+                        self._look_for_the_dead(answers)
+                        raise RankError(f"rank {key.data} of {self._size} failed: {error}")
+        return [answers[rank] for rank in range(self._size)]
+
+    def _look_for_the_dead(self, answered: Collection[int]) -> None:
+        """Of a rank that died, the others only tell that it no longer talks to them.
+
+        Raises:
+            EOFError: one has died.
+        """
+        for rank, process in enumerate(self._processes):
+            if rank not in answered:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(NOTICED_SECONDS)
+                    raise EOFError
 
     def _expire(self, late: threading.Event) -> None:
         late.set()
@@ -148,7 +194,7 @@ class Ranks:
             with suppress(subprocess.TimeoutExpired):
                 codes[rank] = process.wait(DYING_SECONDS)
         self.stop()
-        return "; ".join(f"rank {rank} of {RANKS} ended with exit code {code}" for rank, code in codes.items())
+        return "; ".join(f"rank {rank} of {self._size} ended with exit code {code}" for rank, code in codes.items())
 
     def stop(self) -> None:
         """End the processes."""
@@ -172,7 +218,7 @@ def serve(rank: int, ranks: int, meeting: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=COLLECTIVE_TIMEOUT
     )
-    pickle.dump("ready", answers)
+    pickle.dump(("ready", None), answers)
     answers.flush()
     while True:
         try:
@@ -184,22 +230,15 @@ def serve(rank: int, ranks: int, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def _answer(parcel: bytes, rank: int, ranks: int) -> Outcome | str:
-    """The summed outcome, or what went wrong; a rank that fails still tells the others, so that none waits."""
-    own: Outcome | None = None
-    error = ""
+def _answer(parcel: bytes, rank: int, ranks: int) -> tuple[Any, str | None]:
+    """What the job answers, and what went wrong."""
     try:
         job: Job = pickle.loads(parcel)
-        own = job.subject.step(job.batch, job.outputs, share=(rank, ranks), micro_batch_size=job.micro_batch_size)
+        return job.run(rank, ranks), None
     except KeyboardInterrupt:
         raise
     except BaseException as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    errors = [""] * ranks
-    dist.all_gather_object(errors, error)
-    if own is None or any(errors):
-        return next(text for text in (error, *errors) if text)
-    return _summed(own, ranks)
+        return None, f"{type(problem).__name__}: {problem}"
 
 
 def _summed(own: Outcome, ranks: int) -> Outcome:

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection, Sequence
 
 import pluggy
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from stacx_core.backends.megatron.conversion.loading import load
 from stacx_core.backends.megatron.layout import Layout
-from stacx_core.backends.megatron.model import Stage
+from stacx_core.backends.megatron.model import Stage, build
 from stacx_core.backends.megatron.optimizer import MegatronOptimizer, replicated
 from stacx_core.backends.megatron.packing import Packed
 from stacx_core.backends.megatron.packing import pack as pack_shared
 from stacx_core.backends.megatron.schedule import run_pipeline, told_by_last_stages
+from stacx_core.backends.model import load_config, pick_device
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
 from stacx_core.data.packing import pack
@@ -25,6 +28,7 @@ from stacx_core.data.shares import equal_shares
 from stacx_core.knobs import Args
 from stacx_core.objectives.log_probs import response_rows
 from stacx_core.objectives.sharded import ShardedOutput
+from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
 from stacx_core.trainer.worker import RoleWorker
@@ -140,3 +144,20 @@ class MegatronWorker(RoleWorker):
             local_rows=None if layout.context == 1 else torch.where(own, packed.rows, -1).to(self.device),
             context_group=None if layout.context == 1 else parallel_state.get_context_parallel_group(),
         )
+
+
+def megatron_worker(
+    role: ModelRole, specialization: Specialization, checkpoint: str, dtype: torch.dtype, args: Args
+) -> MegatronWorker:
+    """This process's worker with its share of a checkpoint's weights.
+
+    ``torch.distributed`` and Megatron's groups are initialised already.
+
+    Raises:
+        ModelError, ConfigError: The model is not supported, the layout does not fit it, or weights are missing.
+    """
+    layout = Layout.of(args, dist.get_world_size())
+    config = load_config(checkpoint)
+    stage = build(config, layout, dtype, role.head).to(pick_device(args.device))
+    load(stage, config, layout, checkpoint)
+    return MegatronWorker(role, stage, layout, specialization, args, plugin_host().hook)

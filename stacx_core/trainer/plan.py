@@ -6,6 +6,7 @@ from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob
+from stacx_core.megatron_knobs import check_megatron
 from stacx_core.recipes import ESTIMATOR_RECIPES
 from stacx_core.rewards.loading import MODEL
 from stacx_core.sampling_knobs import check_over_sampling
@@ -48,6 +49,7 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     if args.num_rollout is not None and args.num_epoch is not None:
         raise ConfigError("--num-rollout and --num-epoch are both set; keep one")
     _check_effects(args)
+    check_megatron(config, args)
     check_sglang(args)
     if args.sglang_url is not None:
         from stacx_core.rollout.sglang.pool import servers_of  # Its HTTP client is of no use to other runs.
@@ -124,17 +126,6 @@ def _check_effects(args: Args) -> None:
 def _is_asked_for(args: Args, knob: Knob) -> bool:
     """Whether the user set another value than the default, which a stored configuration holds too."""
     return not args.is_default(knob.name) and getattr(args, knob.name) != knob.default
-
-
-def check_supported(config: TrainingConfig, parallelism: str) -> None:
-    """Refuse a kind of parallelism that the recipe does not claim to be right under.
-
-    Raises:
-        ConfigError: Naming the recipe and what it supports.
-    """
-    if parallelism not in config.supports:
-        supported = ", ".join(config.supports) or "none"
-        raise ConfigError(f"recipe {config.name!r} does not support {parallelism}; it supports {supported}")
 
 
 def with_aliases(args: Args) -> Args:

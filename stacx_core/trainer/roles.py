@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from stacx_core.backends.model import DTYPES, load_model, pick_device, recompute_activations
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
+from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.models import active_roles, uses_reference
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
@@ -43,18 +46,31 @@ def role_args(role: ModelRole, args: Args) -> Args:
 
 
 def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
+    """The worker of a role, going on from a checkpoint where there is one."""
+    specialization = resolve_object(role.specialization_cls)(args)
     source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
     if checkpoint and (role.trainable or role.stateful):
         source = str(checkpoint / role.name)
     # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
     dtype = DTYPES["fp32" if role.stateful else args.dtype]
-    model = load_model(source, dtype, pick_device(args.device), role.head)
-    if args.gradient_checkpointing:
-        recompute_activations(model)
-    worker = RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
+    worker = _loaded(role, specialization, source, dtype, args)
     if checkpoint:
         worker.load_optimizer(checkpoint)
     return worker
+
+
+def _loaded(
+    role: ModelRole, specialization: Specialization, checkpoint: str, dtype: torch.dtype, args: Args
+) -> RoleWorker:
+    """A worker with the weights of a checkpoint."""
+    if args.backend == "megatron":
+        from stacx_core.trainer.megatron_worker import megatron_worker  # Megatron-core is an extra.
+
+        return megatron_worker(role, specialization, checkpoint, dtype, args)
+    model = load_model(checkpoint, dtype, pick_device(args.device), role.head)
+    if args.gradient_checkpointing and role.trainable:
+        recompute_activations(model)
+    return RoleWorker(role, model, specialization, args, plugin_host().hook)
 
 
 def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker]) -> RoleWorker | None:
@@ -62,10 +78,9 @@ def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, Role
         return None
     if args.ref_load is None:
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
-    model = load_model(args.ref_load, DTYPES[args.dtype], pick_device(args.device))
     policy = next(iter(workers.values()))
     role = ModelRole("reference", type(policy.specialization), trainable=False)
-    return RoleWorker(role, model, policy.specialization, args, plugin_host().hook)
+    return _loaded(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args)
 
 
 def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:

@@ -63,7 +63,7 @@ class Stage(GPTModel):  # type: ignore[misc]
             share_embeddings_and_output_weights=hf_config.tie_word_embeddings and head == "lm",
             position_embedding_type="rope",
         )
-        self.head = head
+        self.head, self.vocabulary = head, int(hf_config.vocab_size)
         self.rotary_pos_emb = PackedRotary(hf_config)
         width = layout.vocabulary(hf_config.vocab_size) // layout.tensor
         first = parallel_state.get_tensor_model_parallel_rank() * width

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from stacx_core.data.batch import RESPONSE_KEYS, Batch, select
-from stacx_core.testing.ranks import Job
+from stacx_core.testing.ranks import StepJob
 from stacx_core.testing.results import NotApplicable, check
 from stacx_core.testing.rows import Row
 from stacx_core.testing.subject import Outcome
@@ -154,6 +154,6 @@ def data_parallel(trial: Trial) -> None:
     """
     if "data_parallel" not in trial.subject.config.supports:
         raise NotApplicable("the recipe does not list data_parallel in supports")
-    answers = trial.ranks.step(Job(trial.subject, trial.prepared, trial.outputs, micro_batch_size=2))
+    answers = trial.ranks.run(StepJob(trial.subject, trial.prepared, trial.outputs, micro_batch_size=2))
     for rank, answer in enumerate(answers):
         require_same(answer, trial.outcome, f"after the sums on rank {rank} of {len(answers)}")

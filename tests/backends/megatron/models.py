@@ -110,13 +110,23 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def compute(folders: dict[str, str], layout: dict[str, Any], head: str, exports: str) -> dict[str, Result]:
-    """On one process: outputs and gradients of each model, whose weights are written to ``exports``."""
+Case = tuple[dict[str, Any], dict[str, str], str]
+"""Sizes of a layout, the folders of models by their names, and a folder to write their weights to."""
+
+
+def compute(cases: dict[str, Case], head: str) -> dict[str, dict[str, Result]]:
+    """On one process: outputs and gradients of each model in each layout, and its weights written."""
+    from megatron.core import parallel_state
+
     from stacx_core.backends.megatron.layout import Layout, initialize
 
-    sizes = Layout(**layout)
-    initialize(sizes, seed=3)
-    return {name: _compute(folder, sizes, head, Path(exports) / name) for name, folder in folders.items()}
+    found = {}
+    for name, (sizes, folders, exports) in cases.items():
+        layout = Layout(**sizes)
+        initialize(layout, seed=3)
+        found[name] = {model: _compute(folder, layout, head, Path(exports) / model) for model, folder in folders.items()}
+        parallel_state.destroy_model_parallel()
+    return found
 
 
 def _compute(folder: str, layout: Any, head: str, exports: Path) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -74,17 +75,23 @@ def named_gradients(model: Any) -> dict[str, Tensor]:
 def results(
     folders: dict[str, Path], references: object, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[list[dict[str, Result]], Path]]:
-    @cache
-    def run(name: str) -> tuple[list[dict[str, Result]], Path]:
-        layout, models = LAYOUTS[name]
-        exports = tmp_path_factory.mktemp(f"exports-{name}")
-        processes = 1
-        for size in ("tensor", "pipeline", "context", "data"):
-            processes *= layout.get(size, 1)
-        given = {model: str(folders[model]) for model in models}
-        return spawn(processes, compute, given, layout, "lm", str(exports)), exports
+    """What each rank found of each model in a layout, and where the weights are; layouts of a size run together."""
+    exports = tmp_path_factory.mktemp("exports")
 
-    return run
+    @cache
+    def run(processes: int) -> list[dict[str, dict[str, Result]]]:
+        cases = {
+            name: (layout, {model: str(folders[model]) for model in models}, str(exports / name))
+            for name, (layout, models) in LAYOUTS.items()
+            if size(layout) == processes
+        }
+        return spawn(processes, compute, cases, "lm")
+
+    return lambda name: ([found[name] for found in run(size(LAYOUTS[name][0]))], exports / name)
+
+
+def size(layout: dict[str, Any]) -> int:
+    return math.prod(layout.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
 
 
 @pytest.mark.parametrize(("layout", "model"), CASES)

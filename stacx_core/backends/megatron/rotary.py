@@ -58,9 +58,7 @@ class PackedRotary(nn.Module):
         # No buffer, lest a cast of the module to bf16 rounds it.
         self.frequencies = frequencies(hf_config)[0]
 
-    def get_rotary_seq_len(
-        self, context: Any, decoder: Any, decoder_input: Any, config: Any, packed: Any
-    ) -> Tensor:
+    def get_rotary_seq_len(self, context: Any, decoder: Any, decoder_input: Any, config: Any, packed: Any) -> Tensor:
         """The ``[1, T]`` positions of the packed input."""
         positions: Tensor = packed.positions
         return positions

@@ -44,8 +44,9 @@ class ZigzagAttention:
     """
 
     def __init__(self, chunks: Sequence[int], size: int, ranks: int, rank: int, device: torch.device) -> None:
-        own, keys, groups = 0, 0, {}
+        own, keys = 0, 0
         order = []
+        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for chunk in chunks:
             for half, ahead in enumerate((rank, 2 * ranks - 1 - rank)):
                 groups.setdefault((chunk, (ahead + 1) * chunk), []).append((own + half * chunk, keys))

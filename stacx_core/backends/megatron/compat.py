@@ -64,6 +64,7 @@ def install() -> None:
         if name.startswith(f"{PACKAGE}.") and getattr(module, "torch", None) is torch:
             module.torch = stand_in  # type: ignore[attr-defined]
     _use_the_cpu_generator(sys.modules[f"{PACKAGE}.tensor_parallel.random"])
+    _count_tokens_as_if_moved(sys.modules[f"{PACKAGE}.transformer.moe.token_dispatcher"])
     _answer_as_cuda_tensors()
 
 
@@ -175,6 +176,15 @@ def _use_the_cpu_generator(random: Any) -> None:
 
     random._get_cuda_rng_state = get
     random._set_cuda_rng_state = put
+
+
+def _count_tokens_as_if_moved(dispatcher: Any) -> None:
+    """Give all-to-all the counts of experts' tokens as numpy arrays, which only those that leave a device become."""
+
+    def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+    dispatcher.maybe_move_tensor_to_cpu = move
 
 
 def _answer_as_cuda_tensors() -> None:

@@ -69,7 +69,7 @@ def normalizes_queries(hf_config: Any) -> bool:
 
 def adds_bias_to_queries(hf_config: Any) -> bool:
     """Whether the projections to queries, keys and values have a bias."""
-    return hf_config.model_type == "qwen2"
+    return bool(hf_config.model_type == "qwen2")
 
 
 def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> TransformerConfig:

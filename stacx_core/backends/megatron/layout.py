@@ -93,8 +93,9 @@ def check(layout: Layout, hf_config: Any) -> None:
             f"{hf_config.vocab_size} tokens; choose a smaller one"
         )
     if layout.sequence_parallel and layout.tensor == 1:
-        raise ConfigError("--sequence-parallel shares tokens between tensor-parallel processes, of which "
-                          "--tensor-model-parallel-size 1 has one; raise it, or leave --sequence-parallel out")  # fmt: skip
+        raise ConfigError(
+            "--sequence-parallel has no effect with --tensor-model-parallel-size 1; raise that, or leave it out"
+        )
     _check_experts(layout, int(getattr(hf_config, "num_experts", 0) or 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -22,7 +23,7 @@ class ProcessError(AssertionError):
 
 
 def spawn(world_size: int, function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> list[Any]:
-    """What the function, which a module of its own must define, returns on each rank.
+    """What the function, defined at the top of a module, returns on each rank.
 
     On a rank, ``torch.distributed`` is initialised with gloo before the call. As soon as one process fails, the others
     are killed.
@@ -66,7 +67,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: Pat
                 continue
             del running[rank]
             if code:
-                raise ProcessError(f"rank {rank} ended with exit code {code}\n{_log(folder, _first_failed(folder, rank))}")
+                first = _first_failed(folder, rank)
+                raise ProcessError(f"rank {first} failed\n{_log(folder, first)}")
 
 
 def _first_failed(folder: Path, rank: int) -> int:
@@ -80,8 +82,6 @@ def _log(folder: Path, rank: int) -> str:
 
 
 def _run(folder: Path, rank: int, world_size: int) -> None:
-    import importlib.util
-
     import torch
     import torch.distributed as dist
 
@@ -95,11 +95,7 @@ def _run(folder: Path, rank: int, world_size: int) -> None:
         timeout=timedelta(seconds=120),
     )
     sys.path.insert(0, str(Path(path).parent))
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[Path(path).stem] = module
-    spec.loader.exec_module(module)
+    module = importlib.import_module(Path(path).stem)
     try:
         result = getattr(module, name)(*pickle.loads(args))
     except BaseException:

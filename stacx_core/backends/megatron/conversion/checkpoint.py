@@ -58,12 +58,14 @@ class Checkpoint:
             elif (self.folder / WHOLE).exists():
                 self._files = dict.fromkeys(self._file(WHOLE).keys(), WHOLE)
             else:
-                raise ModelError(f"{str(self.folder)!r} has neither {WHOLE} nor {INDEX}",
-                                 "save the model anew with save_pretrained to have its weights in safetensors")  # fmt: skip
+                self._files = {}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            if isinstance(error, ModelError):
-                raise
             raise ModelError(f"the weights in {str(self.folder)!r} cannot be read: {error}") from error
+        if not self._files:
+            raise ModelError(
+                f"{str(self.folder)!r} has no weights in {WHOLE} or {INDEX}",
+                "save the model anew with save_pretrained, which writes safetensors",
+            )
 
     @property
     def names(self) -> list[str]:

@@ -34,22 +34,19 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+EXPERTS = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
-    "qwen3-moe": (
-        "Qwen3Moe",
-        {
-            "head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-        },
-    ),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-every-second": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": False, "decoder_sparse_step": 2}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
+    "yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
+    "values": ("Llama", {"num_labels": 1}),
+    "bf16": ("Qwen3", {"head_dim": 16, "dtype": "bfloat16"}),
 }
 
 
@@ -60,7 +57,8 @@ def make(name: str, folder: Path, **given: Any) -> Any:
     family, extra = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SHAPE, **extra, **given})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    kind = "SequenceClassification" if name == "values" else "CausalLM"
+    model = getattr(transformers, f"AutoModelFor{kind}").from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -110,16 +108,26 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def compute(folders: dict[str, str], layout: dict[str, Any], head: str, exports: str) -> dict[str, Result]:
-    """On one process: outputs and gradients of each model, whose weights are written to ``exports``."""
+Case = tuple[dict[str, Any], dict[str, str], str]
+"""Sizes of a layout, the folders of models by their names, and a folder to write their weights to."""
+
+
+def compute(cases: dict[str, Case]) -> dict[str, dict[str, Result]]:
+    """On one process: outputs and gradients of each model in each layout, and its weights written."""
+    from megatron.core import parallel_state
+
     from stacx_core.backends.megatron.layout import Layout, initialize
 
-    sizes = Layout(**layout)
-    initialize(sizes, seed=3)
-    return {name: _compute(folder, sizes, head, Path(exports) / name) for name, folder in folders.items()}
+    found = {}
+    for name, (sizes, folders, exports) in cases.items():
+        layout = Layout(**sizes)
+        initialize(layout, seed=3)
+        found[name] = {model: _compute(folder, layout, Path(exports) / model) for model, folder in folders.items()}
+        parallel_state.destroy_model_parallel()
+    return found
 
 
-def _compute(folder: str, layout: Any, head: str, exports: Path) -> Result:
+def _compute(folder: str, layout: Any, exports: Path) -> Result:
     import torch.distributed as dist
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from transformers import AutoConfig
@@ -130,15 +138,16 @@ def _compute(folder: str, layout: Any, head: str, exports: Path) -> Result:
     from stacx_core.backends.megatron.model import build
 
     config = AutoConfig.from_pretrained(folder)
-    stage = build(config, layout, torch.float32, head)  # type: ignore[arg-type]
-    load(stage, config, layout, folder)
+    head = "scalar" if "Classification" in str(config.architectures) else "lm"
+    stage = build(config, layout, config.dtype, head)  # type: ignore[arg-type]
+    load(stage, config, layout, folder, fresh_head=False)
     weights = export(stage, config, layout)
     if dist.get_rank() == 0:
         exports.mkdir(parents=True)
         write(weights, exports)
     assert not list(weights)
     model = DistributedDataParallel(stage.config, DistributedDataParallelConfig(), stage)
-    outputs = _backward(model, stage, layout, 1 if head == "scalar" else VOCABULARY)
+    outputs = _backward(model, stage, layout, 1 if head == "scalar" else config.vocab_size)
     for parameter in stage.parameters():
         parameter.data.copy_(parameter.main_grad)
     gradients = {name: value.clone() for name, value in export(stage, config, layout, to=None)}

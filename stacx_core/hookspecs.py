@@ -109,8 +109,11 @@ def compute_loss(
         `specialization.compute_loss(model_output, batch, reducer)`.
     Args:
         specialization: the role's; `specialization.args` holds the resolved knobs.
-        model_output: [T, V] logits of the packed micro-batch (the local shard of V under tensor parallelism),
-            or [T, 1] values of a role with a scalar head.
+        model_output: [T, V] logits of the packed micro-batch, or [T, 1] values of a role with a scalar head. A
+            tensor where one process has all of it, and a `ShardedOutput` where columns (tensor parallelism) or rows
+            (context parallelism) are spread: read it by the helpers of the specialization or the functions of
+            `stacx_core.objectives`, which take both and give whole [N] vectors on every process. Everything else
+            a loss may do with a tensor is refused on a `ShardedOutput`.
         batch: the packed micro-batch, on the device.
         reducer: sums a flat [N] vector over the micro-batch's response tokens by the run's aggregation; a
             0-d tensor is taken to be reduced and passes through.

@@ -65,18 +65,20 @@ def _stable_topk(values: Tensor, width: int) -> Tensor:
     `torch.topk` does not say which of equal entries it takes; rows in which that matters are done again.
     """
     largest, columns = values.topk(min(width + 1, values.shape[1]), dim=-1)
-    columns = columns[:, :width]
     if largest.shape[1] > width > 0:
         tied = (largest[:, width - 1] == largest[:, width]).nonzero().squeeze(-1)
         if len(tied):
-            columns[tied] = _lowest_among_equal(values[tied], largest[tied, width - 1, None], width)
-    columns = columns.sort(dim=-1).values
+            columns[tied] = _lowest_among_equal(values[tied], largest[tied], columns[tied], width)
+    columns = columns[:, :width].sort(dim=-1).values
     order = values.gather(-1, columns).sort(dim=-1, descending=True, stable=True).indices
     return columns.gather(-1, order)
 
 
-def _lowest_among_equal(values: Tensor, least: Tensor, width: int) -> Tensor:
-    """Ascending columns ``[n, width]`` of what is above ``least``, and of the first entries equal to it."""
-    above, equal = ~(values <= least), values == least
-    wanted = width - above.sum(-1, keepdim=True)
-    return (above | (equal & (equal.cumsum(-1) <= wanted))).nonzero()[:, 1].view(-1, width)
+def _lowest_among_equal(values: Tensor, largest: Tensor, columns: Tensor, width: int) -> Tensor:
+    """The columns ``[n, width + 1]`` of the largest entries, with the first of those that equal the last one taken."""
+    least = largest[:, width - 1, None]
+    row, column = (values == least).nonzero(as_tuple=True)
+    count = row.bincount(minlength=len(values))
+    place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    taken = largest == least
+    return columns.masked_scatter(taken, column[place < taken.sum(-1)[row]])

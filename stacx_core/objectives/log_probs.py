@@ -256,8 +256,11 @@ def rows_per_chunk(logits: Tensor, chunk_size: int | None) -> int:
 
 def _check_ids(ids: Tensor, vocabulary: int) -> None:
     """Refuse ids that no process holds, which would otherwise have a log-prob all the same."""
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise IndexError(f"targets {int(ids.min())} to {int(ids.max())} for a vocabulary of {vocabulary}")
+    if not ids.numel():
+        return
+    lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
+    if lowest < 0 or highest >= vocabulary:
+        raise IndexError(f"targets {lowest} to {highest} for a vocabulary of {vocabulary}")
 
 
 def _statistics_dtype(logits: Tensor) -> torch.dtype:

@@ -28,7 +28,10 @@ class Specialization(ABC):
         """The loss of one micro-batch and its metrics.
 
         Args:
-            model_output: ``[T, V]`` logits of the packed micro-batch.
+            model_output: ``[T, V]`` logits of the packed micro-batch, or ``[T, 1]`` values of a scalar head. Where
+                processes share it, it is no tensor but a :class:`stacx_core.objectives.ShardedOutput`: of it take
+                ``shape``, ``device``, ``dtype`` and ``len``, and all else by the helpers of the specializations and
+                the functions of ``stacx_core.objectives``, whose results are whole and equal on every process.
             batch: The packed micro-batch.
             reducer: ``[N]`` per-token values to the 0-d numerator of the run's aggregation; 0-d passes through.
 
@@ -41,7 +44,7 @@ class Specialization(ABC):
         """Batch keys that a frozen role computes for others and that are not its log-probs or values.
 
         Args:
-            model_output: ``[N, V]`` logits that predict N response tokens.
+            model_output: ``[N, V]`` logits that predict N response tokens, to be read as in `compute_loss`.
             targets: ``[N]`` int64, these tokens.
             keys: What is wanted.
 

@@ -86,7 +86,7 @@ class Processes:
     ) -> list[Any]:
         """What ``function(place, *arguments)`` returns in each process of the layout, in the order of ranks.
 
-        The first processes of every layout have neighbouring TP ranks. A layout of one process is run by all.
+        Ranks of a TP group are neighbours. A layout of one process is run by each.
 
         Args:
             function: of a test module, found again by its file and name.

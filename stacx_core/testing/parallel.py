@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from stacx_core.config import ModelRole, TrainingConfig
+from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.megatron_knobs import check_megatron
 from stacx_core.testing.ranks import RankError, Ranks
-from stacx_core.testing.results import Problem
+from stacx_core.testing.results import CheckResult
 from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
 from stacx_core.testing.variants import Variant
@@ -34,6 +32,11 @@ from stacx_core.trainer.syncs import active_syncs
 
 TOLERANCE = 1e-5
 """Largest difference of a metric, absolute below 1 and relative above, and of a weight, relative to its norm."""
+
+LEARNING_RATE = 1e-3
+
+TOKENS = 24
+"""Of a micro-batch: a few for each process."""
 
 LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "TP=2": (2, {"tensor_model_parallel_size": 2}),
@@ -85,6 +88,116 @@ class UpdateJob:
 
 def _initialize(args: Args, ranks: int) -> None:
     """Megatron's groups of this layout, in the place of the last one's."""
+    from megatron.core import parallel_state
+
     from stacx_core.backends.megatron.layout import Layout, initialize
 
+    parallel_state.destroy_model_parallel()
     initialize(Layout.of(args, ranks), args.seed)
+
+
+class ParallelCheck:
+    """Compares what several processes make of a recipe with what one does.
+
+    Args:
+        folder: Where models are put.
+        ranks: Running processes by their number, shared by all recipes.
+    """
+
+    def __init__(self, folder: Path, ranks: Mapping[int, Ranks]) -> None:
+        self.folder = folder
+        self.ranks = ranks
+        self.models = make_models(folder)
+
+    def run(self, config: TrainingConfig, variant: Variant) -> Iterator[CheckResult]:
+        """One result per layout."""
+        args = self._args(config, variant.args)
+        job = UpdateJob(config, args, _batch(config, variant))
+        alone = job.run()
+        assert alone is not None
+        for name, (count, knobs) in LAYOUTS.items():
+            yield self._layout(name, replace(job, args=args.replace(backend="megatron", **knobs)), count, alone)
+
+    def _layout(self, name: str, job: UpdateJob, count: int, alone: Update) -> CheckResult:
+        recipe = job.config.name
+        try:
+            check_megatron(job.config, job.args)
+        except ConfigError as error:
+            return CheckResult(recipe, name, "not applicable", str(error))
+        try:
+            problem = difference(alone, self.ranks[count].run(job)[0])
+        except RankError as error:
+            problem = str(error)
+        return CheckResult(recipe, name, "fail" if problem else "pass", problem, f"{count} processes")
+
+    def _args(self, config: TrainingConfig, args: Args) -> Args:
+        """A run of one step of AdamW, with models of the right kind in all places."""
+        loads = {role.load_arg: self.models[role.head] for role in config.roles if role.load_arg is not None}
+        rollouts = len(set(_batch(config, Variant("", args))["rollout_ids"]))
+        return args.replace(
+            **{"hf_checkpoint": self.models["lm"], "ref_load": self.models["reference"], **loads},
+            optimizer="adamw",
+            lr=LEARNING_RATE,
+            rollout_batch_size=rollouts,
+            global_batch_size=rollouts,
+            n_samples_per_prompt=1,
+            num_steps_per_rollout=1,
+            max_tokens_per_gpu=TOKENS,
+        )
+
+
+def make_models(folder: Path) -> dict[str, str]:
+    """Tiny random models with norms and heads that are no ones and zeros: a policy, one near it, one with values."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        num_labels=1,
+        pad_token_id=0,
+    )
+    kinds = {"lm": Qwen3ForCausalLM, "reference": Qwen3ForCausalLM, "scalar": Qwen3ForSequenceClassification}
+    for name, kind in kinds.items():
+        torch.manual_seed(0)
+        model = kind(copy.deepcopy(config))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * (0.05 if name == "lm" else 0.06))
+        model.save_pretrained(folder / name)
+    return {name: str(folder / name) for name in kinds}
+
+
+def _batch(config: TrainingConfig, variant: Variant) -> Batch:
+    """What a rollout brings: no key that a role computes or another one sends."""
+    batch: Batch = {}
+    for subject in trained_subjects(config, variant.name, variant.args):
+        rows = subject.rows()
+        if any(role.tokens_key != "tokens" for role in config.roles):
+            prompts = [[1, *row.sample.tokens[: row.sample.prompt_length]] for row in rows]
+            rows = tuple(row.with_sample(teacher_prompt=ids) for row, ids in zip(rows, prompts, strict=True))
+        batch |= subject.batch(rows)
+    synced = {key for sync in active_syncs(config, variant.args) for key in (*sync.keys, *sync.reverse_keys)}
+    computed = {own_key(role) for role in config.roles} | {REFERENCE_KEY} | synced
+    return {key: value for key, value in batch.items() if key not in computed}
+
+
+def difference(expected: Update, found: Update) -> str:
+    """What differs first, in words; empty when nothing does."""
+    if expected.metrics.keys() != found.metrics.keys():
+        odd = sorted(expected.metrics.keys() ^ found.metrics.keys())
+        return f"one process reports other metrics than these: {', '.join(odd)}"
+    for name, value in expected.metrics.items():
+        if not math.isclose(found.metrics[name], value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return f"{name} is {found.metrics[name]:.8g}, in one process {value:.8g}"
+    for role, weights in expected.weights.items():
+        for name, tensor in weights.items():
+            off = float((found.weights[role][name] - tensor).norm() / tensor.norm())
+            if not off <= TOLERANCE:
+                return f"after the step, {name} of role {role!r} differs by {off:.2g} of its norm"
+    return ""

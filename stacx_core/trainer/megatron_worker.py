@@ -5,7 +5,7 @@ Every process of a role makes the same calls with the same whole batch, and gets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pluggy
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.loading import load
 from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage, build
@@ -105,6 +106,10 @@ class MegatronWorker(RoleWorker):
         result = StepMetrics.merged(told_by_last_stages(totals)).result(normalizer)
         return self.specialization.summarize(result)
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`RoleWorker`; all processes iterate at the same time, and the first one gets the weights."""
+        yield from export(self.stage, self.stage.hf_config, self.layout)
+
     def _run(self, batch: Batch, cut: Sequence[Sequence[int]], finish: Finish) -> None:
         """Run this replica's share of the micro-batches.
 
@@ -138,7 +143,7 @@ class MegatronWorker(RoleWorker):
         own = packed.owners == parallel_state.get_context_parallel_rank()
         return ShardedOutput(
             output,
-            vocabulary=1 if scalar else self.stage.vocabulary,
+            vocabulary=1 if scalar else self.stage.hf_config.vocab_size,
             first_id=0 if scalar else self.stage.columns.start,
             tensor_group=None if scalar or layout.tensor == 1 else parallel_state.get_tensor_model_parallel_group(),
             local_rows=None if layout.context == 1 else torch.where(own, packed.rows, -1).to(self.device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pluggy
@@ -15,6 +15,7 @@ from stacx_core.backends.linear import row_multiple, suits_onednn
 from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import Optimizer, RoleOptimizer
 from stacx_core.backends.shared_prompts import share_prompts
+from stacx_core.backends.weights import checkpoint_tensors
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
 from stacx_core.data.packing import micro_batches, pack
@@ -201,6 +202,10 @@ class RoleWorker:
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise RecipeError(f"role {self.role.name!r}: the loss has no gradient; it was detached or replaced")
         return loss, {**metrics, "loss": loss.detach()}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's weights under the names of a Hugging Face checkpoint, one after the other."""
+        yield from checkpoint_tensors(self.model).items()
 
     def save(self, folder: Path) -> None:
         """Write the model into the folder of the role's name, and the optimizer's state beside it."""

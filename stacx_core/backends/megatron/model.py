@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from stacx_core.backends.megatron.attention import PackedAttention
 from stacx_core.backends.megatron.config import check_model, is_sparse, transformer_config
+from stacx_core.backends.megatron.conversion.weights import weights
 from stacx_core.backends.megatron.layout import Layout, check
 from stacx_core.backends.megatron.packing import Packed
 from stacx_core.backends.megatron.rotary import PackedRotary
@@ -63,7 +64,7 @@ class Stage(GPTModel):  # type: ignore[misc]
             share_embeddings_and_output_weights=hf_config.tie_word_embeddings and head == "lm",
             position_embedding_type="rope",
         )
-        self.head, self.vocabulary = head, int(hf_config.vocab_size)
+        self.hf_config, self.head = hf_config, head
         self.rotary_pos_emb = PackedRotary(hf_config)
         width = layout.vocabulary(hf_config.vocab_size) // layout.tensor
         first = parallel_state.get_tensor_model_parallel_rank() * width
@@ -98,7 +99,21 @@ def build(hf_config: Any, layout: Layout, dtype: torch.dtype, head: Literal["lm"
     """
     check_model(hf_config)
     check(layout, hf_config)
-    return Stage(hf_config, layout, dtype, head)
+    stage = Stage(hf_config, layout, dtype, head)
+    _mark_shares(stage, layout)
+    return stage
+
+
+def _mark_shares(stage: Stage, layout: Layout) -> None:
+    """Tell the optimizer which parameters tensor-parallel processes share.
+
+    The norm of the gradient counts the others once. Megatron marks them as it initialises them, which is left out.
+    """
+    parameters = dict(stage.named_parameters())
+    for weight in weights(stage.hf_config, layout, stage.head):
+        cut = weight.sources[0].cut
+        if cut is not None and weight.stage == parallel_state.get_pipeline_model_parallel_rank():
+            tensor_parallel.set_tensor_model_parallel_attributes(parameters[weight.parameter], True, cut, 1)
 
 
 def forward(model: nn.Module, packed: Packed) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from stacx_core.backends.weights import checkpoint_tensors
 from stacx_core.errors import WeightSyncError
-from stacx_core.rollout.sglang.weights.served import ServedModel, checkpoint_tensors
+from stacx_core.rollout.sglang.weights.served import ServedModel
 
 DECIDING = (
     "vocab_size",

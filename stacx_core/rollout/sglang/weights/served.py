@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from transformers.core_model_loading import revert_weight_conversion
 
+from stacx_core.backends.weights import checkpoint_tensors, first_names
 from stacx_core.errors import EngineError, WeightSyncError
 
 
@@ -138,27 +137,13 @@ def _blaming(url: str, failure: str, *hints: str) -> Iterator[None]:
         raise WeightSyncError(f"{failure}: {error}", *hints, url=url) from error
 
 
-def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a Hugging Face model under the names of its checkpoints, tied ones once."""
-    state = model.state_dict(keep_vars=True)
-    own = {name: state[name].detach() for name, first in _first_names(model).items() if name == first}
-    found: dict[str, Tensor] = revert_weight_conversion(model, own)  # type: ignore[arg-type]
-    return found
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """For each name of a weight, the first name of the same tensor."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
 @lru_cache(maxsize=8)
 def _layout(model_type: str, text: str) -> Layout:
     """The layout of a config's model, built without memory for its weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type].from_dict(json.loads(text)))
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint_tensors(model).items()}
-    return Layout(shapes, {name: first for name, first in _first_names(model).items() if name != first})
+    return Layout(shapes, {name: first for name, first in first_names(model).items() if name != first})
 
 
 def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype | None:

@@ -150,6 +150,8 @@ def load_model(
             f"{checkpoint!r} lacks {len(missing)} weights, first {missing[0]!r}; the checkpoint is not whole"
         )
     model.to(device)
+    # A packed batch has no padding: a padding token there is one that means something, the end of a turn say.
+    model.get_input_embeddings().padding_idx = None  # type: ignore[operator]
     use_onednn(model)
     check_packing(model)
     return model

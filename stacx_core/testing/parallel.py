@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from stacx_core.testing.ranks import RankError, Ranks
 from stacx_core.testing.results import CheckResult
 from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
-from stacx_core.testing.variants import Variant
+from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, variants
 from stacx_core.trainer.forwards import REFERENCE_KEY, own_key
 from stacx_core.trainer.syncs import active_syncs
 
@@ -34,6 +35,10 @@ TOLERANCE = 1e-5
 """Largest difference of a metric, absolute below 1 and relative above, and of a weight, relative to its norm."""
 
 LEARNING_RATE = 1e-3
+"""Also AdamW's eps: with less, its first step has the sign of gradients that are nothing but rounding."""
+
+SECONDS = 120.0
+"""Most that the processes may take over one update."""
 
 TOKENS = 24
 """Of a micro-batch: a few for each process."""
@@ -65,11 +70,13 @@ class UpdateJob:
 
     Args:
         config: The recipe.
+        variant: Name of the arguments.
         args: Completed, with the models' folders and the layout in place.
         batch: The rollout.
     """
 
     config: TrainingConfig
+    variant: str
     args: Args
     batch: Batch
 
@@ -87,63 +94,81 @@ class UpdateJob:
 
 
 def _initialize(args: Args, ranks: int) -> None:
-    """Megatron's groups of this layout, in the place of the last one's."""
+    """Megatron's groups of the layout, which all jobs of these processes have."""
+    from stacx_core.backends.megatron.compat import install
+
+    install()
     from megatron.core import parallel_state
 
     from stacx_core.backends.megatron.layout import Layout, initialize
 
-    parallel_state.destroy_model_parallel()
-    initialize(Layout.of(args, ranks), args.seed)
+    if not parallel_state.model_parallel_is_initialized():
+        initialize(Layout.of(args, ranks), args.seed)
 
 
-class ParallelCheck:
-    """Compares what several processes make of a recipe with what one does.
+def check_parallel(configs: Sequence[TrainingConfig], layouts: Sequence[str] = tuple(LAYOUTS)) -> list[CheckResult]:
+    """What several processes make of recipes, compared with what one does.
+
+    The processes of a layout are started once for all recipes.
 
     Args:
-        folder: Where models are put.
-        ranks: Running processes by their number, shared by all recipes.
+        configs: The recipes.
+        layouts: Names from :data:`LAYOUTS`.
+
+    Returns:
+        One result per recipe, its defaults and everything switched on together, and layout.
     """
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = make_models(Path(folder))
+        jobs = [_job(config, variant, models) for config in configs for variant in _variants(config)]
+        alone = [job.run() for job in jobs]
+        for name in layouts:
+            count, knobs = LAYOUTS[name]
+            with Ranks(SECONDS, count) as ranks:
+                for job, expected in zip(jobs, alone, strict=True):
+                    assert expected is not None
+                    spread = replace(job, args=job.args.replace(backend="megatron", **knobs))
+                    results.append(_result(name, spread, ranks, expected))
+    return results
 
-    def __init__(self, folder: Path, ranks: Mapping[int, Ranks]) -> None:
-        self.folder = folder
-        self.ranks = ranks
-        self.models = make_models(folder)
 
-    def run(self, config: TrainingConfig, variant: Variant) -> Iterator[CheckResult]:
-        """One result per layout."""
-        args = self._args(config, variant.args)
-        job = UpdateJob(config, args, _batch(config, variant))
-        alone = job.run()
-        assert alone is not None
-        for name, (count, knobs) in LAYOUTS.items():
-            yield self._layout(name, replace(job, args=args.replace(backend="megatron", **knobs)), count, alone)
+def _variants(config: TrainingConfig) -> list[Variant]:
+    """The recipe's defaults, and everything switched on together."""
+    return [variant for variant in variants(config) if variant.name in (DEFAULTS, EVERYTHING)]
 
-    def _layout(self, name: str, job: UpdateJob, count: int, alone: Update) -> CheckResult:
-        recipe = job.config.name
-        try:
-            check_megatron(job.config, job.args)
-        except ConfigError as error:
-            return CheckResult(recipe, name, "not applicable", str(error))
-        try:
-            problem = difference(alone, self.ranks[count].run(job)[0])
-        except RankError as error:
-            problem = str(error)
-        return CheckResult(recipe, name, "fail" if problem else "pass", problem, f"{count} processes")
 
-    def _args(self, config: TrainingConfig, args: Args) -> Args:
-        """A run of one step of AdamW, with models of the right kind in all places."""
-        loads = {role.load_arg: self.models[role.head] for role in config.roles if role.load_arg is not None}
-        rollouts = len(set(_batch(config, Variant("", args))["rollout_ids"]))
-        return args.replace(
-            **{"hf_checkpoint": self.models["lm"], "ref_load": self.models["reference"], **loads},
-            optimizer="adamw",
-            lr=LEARNING_RATE,
-            rollout_batch_size=rollouts,
-            global_batch_size=rollouts,
-            n_samples_per_prompt=1,
-            num_steps_per_rollout=1,
-            max_tokens_per_gpu=TOKENS,
-        )
+def _result(layout: str, job: UpdateJob, ranks: Ranks, alone: Update) -> CheckResult:
+    recipe = job.config.name
+    try:
+        check_megatron(job.config, job.args)
+    except ConfigError as error:
+        return CheckResult(recipe, layout, "not applicable", str(error), job.variant)
+    try:
+        problem = difference(alone, ranks.run(job)[0])
+    except RankError as error:
+        problem = str(error)
+    return CheckResult(recipe, layout, "fail" if problem else "pass", problem, job.variant)
+
+
+def _job(config: TrainingConfig, variant: Variant, models: Mapping[str, str]) -> UpdateJob:
+    """A run of one step of AdamW, with models of the right kind in all places."""
+    batch = _batch(config, variant)
+    frozen = {role.load_arg: models["reference"] for role in config.roles if role.load_arg and not role.trainable}
+    trained = {role.load_arg: models[role.head] for role in config.roles if role.load_arg and role.trainable}
+    rollouts = len(set(batch["rollout_ids"]))
+    args = variant.args.replace(
+        **{"hf_checkpoint": models["lm"], "ref_load": models["reference"], **frozen, **trained},
+        optimizer="adamw",
+        lr=LEARNING_RATE,
+        adam_eps=LEARNING_RATE,
+        rollout_batch_size=rollouts,
+        global_batch_size=rollouts,
+        n_samples_per_prompt=1,
+        num_steps_per_rollout=1,
+        max_tokens_per_gpu=TOKENS,
+    )
+    return UpdateJob(config, variant.name, args, batch)
 
 
 def make_models(folder: Path) -> dict[str, str]:

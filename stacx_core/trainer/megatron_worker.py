@@ -60,12 +60,12 @@ class MegatronWorker(RoleWorker):
         hook: pluggy.HookRelay,
     ) -> None:
         self.stage, self.layout = stage, layout
-        model = replicated(stage, layout) if role.trainable else stage
-        super().__init__(role, model, specialization, args, hook)
+        self.replica = replicated(stage, layout) if role.trainable else stage
+        super().__init__(role, stage, specialization, args, hook)
 
     def make_optimizer(self) -> MegatronOptimizer:
         """See :class:`RoleWorker`."""
-        return MegatronOptimizer(self.model, self.args)
+        return MegatronOptimizer(self.replica, self.args)
 
     @property
     def token_budget(self) -> int:
@@ -129,9 +129,9 @@ class MegatronWorker(RoleWorker):
                     return output[:0].sum()
                 return finish(positions, micro, self._whole(output, packed))
 
-            return self.model(packed), finished
+            return self.replica(packed), finished
 
-        run_pipeline(self.model, self.stage.config, share, forward)
+        run_pipeline(self.replica, self.stage.config, share, forward)
 
     def _whole(self, output: Tensor, packed: Packed) -> Tensor | ShardedOutput:
         """The output of all tokens and columns, of which this process may hold a part."""

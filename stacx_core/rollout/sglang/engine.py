@@ -31,13 +31,22 @@ class SGLangEngine:
         stop_ids: Token ids that end a response.
         vocabulary: Number of the model's ids; a server dies of any other.
         tries: How often a request is sent; the pool's by default.
+        workers: The servers, where the pool is a router in front of them.
     """
 
-    def __init__(self, pool: ServerPool, stop_ids: Sequence[int], vocabulary: int, tries: int | None = None) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        stop_ids: Sequence[int],
+        vocabulary: int,
+        tries: int | None = None,
+        workers: ServerPool | None = None,
+    ) -> None:
         self.pool = pool
         self.stop_ids = sorted(set(stop_ids))
         self.vocabulary = vocabulary
         self.tries = tries
+        self.workers = workers
         self.scorer = ServerScorer(pool, vocabulary, tries=tries)
         self.labels: set[str] | None = None
         """Of weights that responses may be made with; any when it is ``None``."""
@@ -89,7 +98,7 @@ class SGLangEngine:
                 f"the SGLang servers tell log-probs at temperature 1, whatever they sample at, here "
                 f"{params.temperature:g}; start them without SGLANG_RETURN_ORIGINAL_LOGPROB"
             )
-        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries, self.labels)
+        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries, self.labels, self.workers)
 
     def abort(self) -> None:
         """Stop every generation under way, from another thread; each then raises in the thread that waits for it."""

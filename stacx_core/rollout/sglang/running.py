@@ -40,6 +40,7 @@ class Responder:
         vocabulary: Number of the policy's ids.
         tries: How often a request is sent; the pool's by default.
         labels: Of weights that responses may be made with; any by default.
+        workers: Those who make the responses, where the pool's router does not tell them to abort one.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Responder:
         vocabulary: int,
         tries: int | None = None,
         labels: Container[str] | None = None,
+        workers: ServerPool | None = None,
     ) -> None:
         self.pool = pool
         self.params = params
@@ -57,6 +59,7 @@ class Responder:
         self.vocabulary = vocabulary
         self.tries = tries
         self.labels = labels
+        self.workers = workers
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
         self._waiting: set[asyncio.Task[Generation]] = set()
@@ -138,13 +141,17 @@ class Responder:
                 f"{server.url} sampled with weights labelled {foreign[0]!r}, which this run did not send"
             )
 
+    def _makers(self, asked: SGLangServer) -> Sequence[SGLangServer]:
+        """Who may be making what a server was asked for."""
+        return [asked] if self.workers is None else self.workers.servers
+
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""
         self.aborted = True
         while self._sent or self._waiting:
             for asked in self._waiting:
                 asked.cancel()
-            sent = list(self._sent.items())
+            sent = [(rid, server) for rid, asked in self._sent.items() for server in self._makers(asked)]
             await settled(server.post("/abort_request", {"rid": rid}, ABORT_SECONDS) for rid, server in sent)
             await asyncio.sleep(ABORT_WAIT)
 

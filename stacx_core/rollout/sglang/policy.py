@@ -58,12 +58,9 @@ class PolicyServers(SGLangEngine):
         router: Router | None = None,
     ) -> None:
         vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[operator, union-attr]
-        stops = stop_ids(model, tokenizer)
-        if router is None:
-            super().__init__(servers, stops, vocabulary)
-        else:
-            super().__init__(router.pool, stops, vocabulary, workers=servers)
-        self.servers, self.router = servers, router
+        pool = servers if router is None else router.pool
+        super().__init__(pool, stop_ids(model, tokenizer), vocabulary, router=router)
+        self.servers = servers
         self.sync = sync
         self.watcher = watcher
         self.labels: set[str] = set()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.knobs import Args
+from stacx_core.rollout.sglang.identity import MODEL_INFO
 from stacx_core.rollout.sglang.pool import ServerPool, servers_of
-from stacx_core.rollout.sglang.server import SGLangServer
+from stacx_core.rollout.sglang.scorer import settled
+from stacx_core.rollout.sglang.server import ServerUnavailable, SGLangServer
 
 FLAG = "--sglang-router"
 WORKERS = "/workers"
@@ -40,7 +42,7 @@ class Router:
         self.server = SGLangServer(url)
         self.servers = servers
         self.pool = ServerPool([self.server], replace(limits, concurrency=limits.concurrency * len(servers.servers)))
-        self._changing = asyncio.Lock()
+        self._changing, self._checking = asyncio.Lock(), asyncio.Lock()
 
     def start(self) -> None:
         """Have it use the servers, those it does not know yet included.
@@ -60,16 +62,16 @@ class Router:
 
     def left(self, cause: EngineError) -> None:
         """Note that a server left the rotation. What is under way may be there, so all of it is asked for anew."""
-        self.pool.lost(0, cause)
         try:
-            any_left = self.pool.run(self._follow())
+            removed, wanted = self.pool.run(self._follow())
         except EngineError as error:
             logger.warning("a server that is out of rotation may still be asked: %s", error)
-            any_left = True
-        if any_left:
-            self.pool.back(0, self.server.url)
-        else:
+            return
+        if not wanted:
             self.pool.gone(0, cause)
+        elif removed:
+            self.pool.lost(0, cause)
+            self.pool.back(0, self.server.url)
 
     def joined(self) -> None:
         """Note that a server is in rotation again.
@@ -80,24 +82,41 @@ class Router:
         self.pool.run(self._follow())
         self.pool.back(0, self.server.url)
 
-    async def _follow(self) -> bool:
-        """Have it use the servers in rotation and no others; whether there are any. Returns when it does."""
+    async def check(self, labels: Container[str]) -> None:
+        """Take servers out of rotation whose weights have other labels: it does not tell whose answer it gave.
+
+        Raises:
+            ServerUnavailable: It does not answer, or not soon enough.
+        """
+        async with self._checking:
+            servers = self.servers.servers
+            answers = await settled(server.get(MODEL_INFO, ANSWER_SECONDS) for server in servers)
+            for server, answer in zip(servers, answers, strict=True):
+                label = answer.get("weight_version") if isinstance(answer, dict) else None
+                if label is not None and label not in labels:
+                    cause = f"{server.url} has weights labelled {label!r}, which this run did not send"
+                    await self.servers.take_out(server.url, EngineError(cause))
+            await self._follow()
+
+    async def _follow(self) -> tuple[set[str], set[str]]:
+        """Have it use the servers in rotation and no others; those it gave up, and those it has when this returns."""
         async with self._changing:
             wanted = {server.url for server in self.servers.servers}
             there = await self._workers()
-            for url in there.keys() - wanted:
+            removed = there.keys() - wanted
+            for url in removed:
                 await self.server.delete(f"{WORKERS}/{there[url]}", ANSWER_SECONDS)
             for url in wanted - there.keys():
                 await self.server.post(WORKERS, {"url": url}, ANSWER_SECONDS)
             deadline = time.monotonic() + CHANGE_SECONDS
             while (there := await self._workers()).keys() != wanted:
                 if time.monotonic() > deadline:
-                    raise EngineError(
+                    raise ServerUnavailable(
                         f"{self.server.url} uses {listed(there)} where {listed(wanted)} was asked for, "
                         f"{CHANGE_SECONDS:g} s later"
                     )
                 await asyncio.sleep(LOOK_SECONDS)
-            return bool(wanted)
+            return removed, wanted
 
     async def _workers(self) -> dict[str, str]:
         """URL of each server that it uses -> its own name for it."""

@@ -200,7 +200,7 @@ def test_a_router_that_dies_ends_the_run(grpo: Any, serve: Any, route: Any) -> N
 def test_a_server_that_was_started_anew_gives_no_sample(
     grpo: Any, serve: Any, route: Any, metrics: Any, caplog: Any, tmp_path: Path
 ) -> None:
-    """It is healthy again before anybody noticed, with weights of its own, and is given the run's."""
+    """It has weights of its own, and nobody is to look at it for a minute but for the answer that shows it."""
 
     def start_anew(answer: dict[str, Any]) -> dict[str, Any]:
         servers[0].version = answer["meta_info"]["weight_version"] = "default"
@@ -208,11 +208,13 @@ def test_a_server_that_was_started_anew_gives_no_sample(
 
     servers = [serve(None, start_anew), serve()]
     router = route(*servers)
-    done = grpo(router.url, servers, *WATCHED)
+    done = grpo(router.url, servers, "--sglang-health-interval", "60", "--sglang-retries", "2")
     assert done.code == 0, done.err
     assert f"{router.url} sampled with weights labelled 'default', which this run did not send" in caplog.text
+    assert f"{servers[0].url} has weights labelled 'default', which this run did not send" in caplog.text
     assert [line["rollout/staleness"] for line in metrics(tmp_path / "run")] == [0, 0]
-    assert [server.version for server in servers] == ["2", "2"]
+    assert [server.version for server in servers] == ["default", "2"]
+    assert list(router.workers.values()) == [servers[1].url]
 
 
 def test_a_server_that_was_started_anew_is_given_the_weights_and_used(
@@ -265,7 +267,8 @@ def test_the_servers_are_told_to_abort(fake: Any, route: Any) -> None:
     """The router knows no aborts."""
     servers = [fake(slow=lambda body: True), fake(slow=lambda body: True)]
     pool = ServerPool([SGLangServer(server.url) for server in servers], Limits(timeout=10))
-    engine = SGLangEngine(Router(route(*servers).url, pool).pool, [0], 14, workers=pool)
+    router = Router(route(*servers).url, pool)
+    engine = SGLangEngine(router.pool, [0], 14, router=router)
     with engine.start([GenerationRequest([2, 3], [1, 2, 3, 4])], SamplingParams(3)) as batch:
         for server in servers:
             server.wait_for(2)

@@ -93,6 +93,7 @@ HOST = Package(
         "tests/rollout/sglang/test_command_faults.py",
         "tests/rollout/sglang/test_command_teacher.py",
         "tests/rollout/sglang/test_command_usage.py",
+        "tests/rollout/sglang/test_router.py",
         "tests/train",
         "tests/trainer/test_invariance.py",
         "tests/trainer/test_mixed_loss_dagger.py",

@@ -29,6 +29,8 @@ SGLANG_KNOBS: tuple[Knob, ...] = (
     Knob("max_staleness", int, 0, "Make rollouts ahead while training, so that their tokens are by weights at most so "
          "many updates old; 0 generates, then trains.", "sglang", minimum=0),
     Knob("sglang_url", str, None, "URL of each running SGLang server, separated by commas.", "sglang"),
+    Knob("sglang_router", str, None, "URL of a running sglang-router, which is sent the requests for the servers of "
+         "--sglang-url.", "sglang"),
     Knob("sglang_concurrency", int, 64, "Most requests under way at one server.", "sglang", minimum=1),
     Knob("sglang_retries", int, 5, "How often a request, and a server that failed, is tried again.", "sglang",
          minimum=0),
@@ -71,6 +73,11 @@ def check_sglang(args: Args) -> None:
         raise ConfigError(
             "--rollout-engine sglang needs either --sglang-url, for servers that run already, or --sglang-launch, for "
             f"servers of its own; {'both are' if servers else 'neither is'} set"
+        )
+    if args.sglang_router is not None and args.sglang_launch is not None:
+        raise ConfigError(
+            "--sglang-router needs servers that are named by --sglang-url; those of --sglang-launch are at other ports "
+            "after every restart, so start them and the router yourself, or leave --sglang-router out"
         )
     for knob in SGLANG_KNOBS:
         if getattr(args, knob.name) == knob.default or args.is_default(knob.name):

@@ -52,9 +52,9 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     check_megatron(config, args)
     check_sglang(args)
     if args.sglang_url is not None:
-        from stacx_core.rollout.sglang.pool import servers_of  # Its HTTP client is of no use to other runs.
+        from stacx_core.rollout.sglang.router import check_addresses  # Its HTTP client is of no use to other runs.
 
-        servers_of("--sglang-url", args.sglang_url)
+        check_addresses(args)
     check_over_sampling(args, lambda: _over_samples(config, args))
     args = _steps(with_aliases(args))
     estimator = next((e for e, recipe in ESTIMATOR_RECIPES.items() if recipe == config.name), None)

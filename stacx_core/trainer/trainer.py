@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +113,6 @@ class StacxTrainer:
         with self._interrupts.held():
             trained = self.parts.learner.update(batch, self.completed)
             self.completed += 1
-            self._send_weights()
-            self._rollouts.updated(self.completed)
             self._position = rolled.position
             metrics = {
                 "rollout": float(self.completed),
@@ -122,14 +120,24 @@ class StacxTrainer:
                 **{f"train/{k}": v for k, v in trained.items()},
                 "time/rollout_seconds": rolled.seconds,
                 "time/wait_seconds": waited,
-                **_times(began, rolled_at, counters["response_tokens"]),
             }
-            if self._evaluates and self._due(self.args.eval_interval):
-                metrics |= self._evaluate()
-            self._log(metrics)
+            try:
+                self._distribute(metrics, partial(_times, began, rolled_at, counters["response_tokens"]))
+            finally:
+                self._log(metrics)
         if self.args.save_interval and self.completed % self.args.save_interval == 0:
             self.save()
         return metrics
+
+    def _distribute(self, metrics: dict[str, float], times: Callable[[], dict[str, float]]) -> None:
+        """Let the engine have the new weights, and evaluate them when it is time to; what was measured is added."""
+        try:
+            self._send_weights()
+        finally:
+            metrics |= times()
+        self._rollouts.updated(self.completed)
+        if self._evaluates and self._due(self.args.eval_interval):
+            metrics |= self._evaluate()
 
     def _staleness(self, samples: Sequence[Sample]) -> dict[str, float]:
         """The metric of an engine that is sent the weights; only responses carried over may be older than allowed."""

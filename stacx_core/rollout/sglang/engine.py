@@ -13,6 +13,7 @@ from stacx_core.knobs import Args
 from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
 from stacx_core.rollout.sglang.pool import Limits, ServerPool
 from stacx_core.rollout.sglang.probe import Scaling, measure_scaling
+from stacx_core.rollout.sglang.router import Router
 from stacx_core.rollout.sglang.running import Responder, RunningBatch
 from stacx_core.rollout.sglang.scorer import ServerScorer, check_ids, gathered, settled
 from stacx_core.rollout.teachers.protocol import TeacherScore
@@ -31,13 +32,22 @@ class SGLangEngine:
         stop_ids: Token ids that end a response.
         vocabulary: Number of the model's ids; a server dies of any other.
         tries: How often a request is sent; the pool's by default.
+        router: What the pool is, where it is no server.
     """
 
-    def __init__(self, pool: ServerPool, stop_ids: Sequence[int], vocabulary: int, tries: int | None = None) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        stop_ids: Sequence[int],
+        vocabulary: int,
+        tries: int | None = None,
+        router: Router | None = None,
+    ) -> None:
         self.pool = pool
         self.stop_ids = sorted(set(stop_ids))
         self.vocabulary = vocabulary
         self.tries = tries
+        self.router = router
         self.scorer = ServerScorer(pool, vocabulary, tries=tries)
         self.labels: set[str] | None = None
         """Of weights that responses may be made with; any when it is ``None``."""
@@ -89,7 +99,7 @@ class SGLangEngine:
                 f"the SGLang servers tell log-probs at temperature 1, whatever they sample at, here "
                 f"{params.temperature:g}; start them without SGLANG_RETURN_ORIGINAL_LOGPROB"
             )
-        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries, self.labels)
+        return Responder(self.pool, params, self.stop_ids, self.vocabulary, self.tries, self.labels, self.router)
 
     def abort(self) -> None:
         """Stop every generation under way, from another thread; each then raises in the thread that waits for it."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from stacx_core.errors import EngineError
 from stacx_core.knobs import Args
-from stacx_core.rollout.sglang.launch import is_healthy
+from stacx_core.rollout.sglang.launch import is_healthy, model_info
 
 LOOK_SECONDS = 0.2
 """How soon those who watch a server notice that something has happened."""
@@ -65,10 +66,11 @@ class Health:
         url: Of the server, which is taken for healthy at first.
         watch: How often to look, and how long to wait for a sign.
         quiet: When not to judge.
+        labels: Of weights that it may have, once there are any; all labels are added while it is quiet.
     """
 
-    def __init__(self, url: str, watch: Watch, quiet: Quiet) -> None:
-        self._url, self._watch, self._quiet = url, watch, quiet
+    def __init__(self, url: str, watch: Watch, quiet: Quiet, labels: Collection[str] = ()) -> None:
+        self._url, self._watch, self._quiet, self._labels = url, watch, quiet, labels
         self._shown = self._due = time.monotonic()
         self.last_look = True
         """Whether the last look saw a sign."""
@@ -80,6 +82,9 @@ class Health:
         self.last_look = is_healthy(self._url, self._watch.timeout)
         if self.last_look:
             self._shown = now
+            label = model_info(self._url).get("weight_version") if self._labels else None
+            if label is not None and label not in self._labels and self._quiet.last() < now:
+                return EngineError(f"{what} has weights labelled {label!r}, which this run did not send")
         elif time.monotonic() - max(self._shown, self._quiet.last()) >= self._watch.timeout:
             limit = f"{self._watch.timeout:g} s (--sglang-health-timeout)"
             return EngineError(f"{what} showed no sign of health for {limit}")

@@ -20,6 +20,7 @@ from stacx_core.rollout.sglang.health import Watch
 from stacx_core.rollout.sglang.identity import served_paths
 from stacx_core.rollout.sglang.launch import LaunchPlan
 from stacx_core.rollout.sglang.pool import ServerPool, servers_of
+from stacx_core.rollout.sglang.router import Router
 from stacx_core.rollout.sglang.server import ServerSilent, SGLangServer
 from stacx_core.rollout.sglang.supervision import Supervisor
 from stacx_core.rollout.sglang.watching import HealthWatch
@@ -39,30 +40,34 @@ class PolicyServers(SGLangEngine):
     not change, see :meth:`weights_at_rest`, and only then gets requests again.
 
     Args:
-        pool: The servers.
+        servers: Which are given the weights.
         model: The policy.
         tokenizer: Of the policy.
         sync: Brings weights to servers.
         watcher: Of the servers: replaces those that this run started, and leaves out others while they are silent.
+        router: In front of the servers; without one, requests go to them.
     """
 
     def __init__(
         self,
-        pool: ServerPool,
+        servers: ServerPool,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         sync: WeightSync,
         watcher: Supervisor | HealthWatch,
+        router: Router | None = None,
     ) -> None:
         vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[operator, union-attr]
-        super().__init__(pool, stop_ids(model, tokenizer), vocabulary)
+        pool = servers if router is None else router.pool
+        super().__init__(pool, stop_ids(model, tokenizer), vocabulary, router=router)
+        self.servers = servers
         self.sync = sync
         self.watcher = watcher
         self.labels: set[str] = set()
         self._model, self._version, self._closed = model, 0, False
         self._at_rest = threading.Lock()
         self._at_rest.acquire()
-        pool.on_lost = watcher.restart
+        servers.on_lost = watcher.restart
         watcher.attach(self)
 
     @contextmanager
@@ -83,15 +88,16 @@ class PolicyServers(SGLangEngine):
             WeightSyncError: A server answers that it did not take them; what it holds is not to be sampled from.
         """
         self._model, self._version = model, version
-        self.labels.add(str(version))
         with self.watcher.quiet():
-            while servers := self.pool.servers:
+            self.labels.add(str(version))
+            while servers := self.servers.servers:
                 try:
                     return self._send(servers)
                 except WeightSyncError as error:
                     if not isinstance(error.__cause__, ServerSilent):
                         raise
-                    self.pool.run(self.pool.take_out(error.url, error))
+                    self.pool.run(self.servers.take_out(error.url, error))
+                    self._left(error)
 
     def _send(self, servers: Sequence[SGLangServer]) -> None:
         weights = TrainedWeights.of(self._model)
@@ -100,7 +106,8 @@ class PolicyServers(SGLangEngine):
 
     def lost(self, index: int, cause: EngineError) -> None:
         """See :class:`stacx_core.rollout.sglang.slot.Rotation`."""
-        self.pool.lost(index, cause)
+        self.servers.lost(index, cause)
+        self._left(cause)
 
     def back(self, index: int, url: str) -> None:
         """See :class:`stacx_core.rollout.sglang.slot.Rotation`.
@@ -113,11 +120,18 @@ class PolicyServers(SGLangEngine):
                 raise EngineError("the run is over")
             self._send([SGLangServer(url)])
             # Before the next update, which otherwise leaves it out.
-            self.pool.back(index, url)
+            self.servers.back(index, url)
+        if self.router is not None:
+            self.router.joined()
 
     def gone(self, index: int, cause: EngineError) -> None:
         """See :class:`stacx_core.rollout.sglang.slot.Rotation`."""
-        self.pool.gone(index, cause)
+        self.servers.gone(index, cause)
+        self._left(cause)
+
+    def _left(self, cause: EngineError) -> None:
+        if self.router is not None:
+            self.router.left(cause)
 
     def close(self) -> None:
         """End what is under way, and the servers that this run started."""
@@ -141,10 +155,13 @@ def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerB
         EngineError: A server does not start or does not answer.
     """
     folder = Path(args.output_dir) / FOLDER
-    watcher, pool = _launched(args, folder) if args.sglang_url is None else _found(args)
+    watcher, servers = _launched(args, folder) if args.sglang_url is None else _found(args)
+    router = None if args.sglang_router is None else Router(args.sglang_router, servers)
+    if router is not None:
+        router.start()
     transport = make_transport(args.update_weight_mode, folder / "weights")
     sync = WeightSync(transport, args.update_weight_buffer_size, args.sglang_timeout, args.sglang_health_timeout)
-    return PolicyServers(pool, model, tokenizer, sync, watcher)
+    return PolicyServers(servers, model, tokenizer, sync, watcher, router)
 
 
 def _launched(args: Args, folder: Path) -> tuple[Supervisor, ServerPool]:

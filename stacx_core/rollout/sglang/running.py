@@ -13,6 +13,7 @@ from uuid import uuid4
 from stacx_core.rollout.engine import Generation, GenerationRequest, SamplingParams
 from stacx_core.rollout.sglang.messages import GENERATE, generation_body, read_generation
 from stacx_core.rollout.sglang.pool import ServerPool
+from stacx_core.rollout.sglang.router import Router
 from stacx_core.rollout.sglang.scorer import gathered, settled, understood
 from stacx_core.rollout.sglang.server import ServerUnavailable, SGLangServer
 
@@ -40,6 +41,7 @@ class Responder:
         vocabulary: Number of the policy's ids.
         tries: How often a request is sent; the pool's by default.
         labels: Of weights that responses may be made with; any by default.
+        router: What the pool is, where it is no server.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Responder:
         vocabulary: int,
         tries: int | None = None,
         labels: Container[str] | None = None,
+        router: Router | None = None,
     ) -> None:
         self.pool = pool
         self.params = params
@@ -57,6 +60,7 @@ class Responder:
         self.vocabulary = vocabulary
         self.tries = tries
         self.labels = labels
+        self.router = router
         self.aborted = False
         self._sent: dict[str, SGLangServer] = {}
         self._waiting: set[asyncio.Task[Generation]] = set()
@@ -97,7 +101,7 @@ class Responder:
                 generation = understood(
                     server, GENERATE, lambda: read_generation(answer, params, self.vocabulary, aborted=aborted)
                 )
-                self._check_labels(server, generation)
+                await self._check_labels(server, generation)
                 return generation
             except BaseException:
                 self._waiting.add(asked)  # It may be tried again.
@@ -128,15 +132,21 @@ class Responder:
         versions = [*begun.weight_versions, *more.weight_versions]
         return Generation(ids, [*begun.log_probs, *more.log_probs], finish, versions)
 
-    def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
+    async def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
         """Refuse a response of a server that somebody started anew, or gave other weights."""
         foreign = [
             label for label in generation.weight_versions if self.labels is not None and label not in self.labels
         ]
         if foreign:
+            if self.router is not None and self.labels is not None:
+                await self.router.check(self.labels)
             raise ServerUnavailable(
                 f"{server.url} sampled with weights labelled {foreign[0]!r}, which this run did not send"
             )
+
+    def _makers(self, asked: SGLangServer) -> Sequence[SGLangServer]:
+        """Who may be making what was asked for; a router does not tell them to abort it."""
+        return [asked] if self.router is None else self.router.servers.servers
 
     async def abort(self) -> None:
         """Stop what the servers are doing, and send no more."""
@@ -144,7 +154,7 @@ class Responder:
         while self._sent or self._waiting:
             for asked in self._waiting:
                 asked.cancel()
-            sent = list(self._sent.items())
+            sent = [(rid, server) for rid, asked in self._sent.items() for server in self._makers(asked)]
             await settled(server.post("/abort_request", {"rid": rid}, ABORT_SECONDS) for rid, server in sent)
             await asyncio.sleep(ABORT_WAIT)
 

@@ -18,6 +18,7 @@ KEEP_ALIVE_SECONDS = 3.0
 """How long an idle connection is kept: less than a server keeps it, so that no request meets its end."""
 
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+GOOD = range(200, 300)
 SAID = 500
 """Characters of a server's own words in a message."""
 
@@ -75,13 +76,17 @@ class SGLangServer:
         Raises:
             ServerSilent: Refused, reset or late connections.
             ServerUnavailable: Statuses worth another try, or broken JSON.
-            ServerRefused: Any other status than 200.
+            ServerRefused: Any other status than one of success.
         """
         return await self._call("POST", path, json.dumps(body).encode(), timeout)
 
     async def get(self, path: str, timeout: float) -> Any:
         """Like :meth:`post`, with a GET."""
         return await self._call("GET", path, None, timeout)
+
+    async def delete(self, path: str, timeout: float) -> Any:
+        """Like :meth:`post`, with a DELETE."""
+        return await self._call("DELETE", path, None, timeout)
 
     async def _call(self, method: str, path: str, content: bytes | None, timeout: float) -> Any:
         headers = self._headers if content is None else {**self._headers, "Content-Type": "application/json"}
@@ -102,7 +107,7 @@ class SGLangServer:
             raise ServerSilent(f"{self.url}{path}: {what}") from error
         except TimeoutError as error:
             raise ServerSilent(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
-        if answer.status != 200:
+        if answer.status not in GOOD:
             kind = ServerUnavailable if answer.status in RETRYABLE else ServerRefused
             raise kind(f"{self.url}{path} answered {answer.status}: {_words(said)}")
         if not said:

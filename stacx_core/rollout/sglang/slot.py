@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 class Rotation(Protocol):
     """Whoever sends requests to the servers. Called from other threads, of one server one at a time."""
+
+    @property
+    def labels(self) -> Collection[str]:
+        """Of the weights that servers were sent."""
 
     def lost(self, index: int, cause: EngineError) -> None:
         """Send a server nothing: it failed, and will be restarted."""

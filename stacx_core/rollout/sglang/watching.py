@@ -1,5 +1,7 @@
 """Watch servers that somebody else started: one that is silent gets nothing to do until it shows signs of health again.
 
+One that was started anew is noticed by the label of its weights, and given the run's before it gets anything to do.
+
 They are never started or ended from here. A run that has none left ends.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from stacx_core.errors import EngineError
@@ -54,18 +56,18 @@ class HealthWatch:
         self._closing.set()
 
     def _run(self, index: int, rotation: Rotation) -> None:
-        while (cause := self._failure(index)) is not None:
+        while (cause := self._failure(index, rotation.labels)) is not None:
             rotation.gone(index, cause)
             self._bring_back(index, rotation)
 
-    def _failure(self, index: int) -> EngineError | None:
-        """Wait until the server is silent, and say for how long; ``None`` at the end of the run.
+    def _failure(self, index: int, labels: Collection[str]) -> EngineError | None:
+        """Wait until the server is silent or has other weights, and say so; ``None`` at the end of the run.
 
         One that was taken out because it fails at its work, however healthy it looks, stays out. If it stops to look
         healthy, it was probably ended, and another one will answer in its place.
         """
         url = self._urls[index]
-        health = Health(url, self._watch, self._quiet)
+        health = Health(url, self._watch, self._quiet, labels)
         while not self._closing.wait(LOOK_SECONDS):
             if (failure := health.failure(url)) is not None:
                 return failure

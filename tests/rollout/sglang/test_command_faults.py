@@ -159,13 +159,12 @@ def test_a_server_that_somebody_started_anew_is_not_sampled_from(grpo: Any, serv
     assert [server.version for server in servers] == ["2", "2"]
 
 
-@pytest.mark.parametrize("path", ["/model_info", PAUSE, DISK])
+@pytest.mark.parametrize("path", ["/server_info", PAUSE, DISK])
 def test_a_server_that_stops_before_an_update_is_left_out(
     grpo: Any, serve: Any, metrics: Any, tmp_path: Path, path: str
 ) -> None:
-    """It is asked for its model once more than it is updated."""
     stopping, other = serve(), serve()
-    stopping.faults_of[path] = deque([None, *[None] * (path == "/model_info"), "stop"])
+    stopping.faults_of[path] = deque([None, "stop"])
     done, seconds = grpo([stopping, other], *WATCHED, "--sglang-timeout", "3")
     assert done.code == 0, done.err
     assert seconds < 2 * 10 + SLACK
@@ -208,6 +207,20 @@ def test_the_last_server_that_breaks_in_a_second_bucket_ends_the_run(grpo: Any, 
     assert done.code == 1
     assert "no SGLang server is left; the first was lost because bucket 2 of 2" in done.err
     assert len(server.bodies) == RESPONSES
+
+
+def test_a_rollout_whose_weights_are_refused_keeps_its_line(
+    grpo: Any, serve: Any, metrics: Any, tmp_path: Path
+) -> None:
+    server = serve()
+    server.faults_of[DISK] = deque([None, 400])
+    done, _ = grpo([server])
+    assert done.code == 1
+    assert f"{server.url}{DISK} answered 400: no such luck" in done.err
+    (line,) = metrics(tmp_path / "run")
+    assert line["rollout"] == 1
+    assert line["rollout/response_tokens"] > 0
+    assert "train/loss" in line
 
 
 @pytest.mark.parametrize(

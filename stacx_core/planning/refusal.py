@@ -40,7 +40,7 @@ def too_large(problem: Problem, layout: Layout, stage: int, needed: Memory) -> s
 
 
 def remedies(problem: Problem, layout: Layout, most: int = 5) -> list[str]:
-    """The first changes that make a layout fit, as sentences: single ones, else pairs, else the fastest layout that does."""
+    """The first changes that make a layout fit, as sentences: single ones, else pairs, else the best layout."""
     single = list(_changes(problem, layout))
     pairs = (
         (f"{first} {second}", twice, work)

@@ -27,7 +27,8 @@ def candidates(problem: Problem, gpus: int, switches: Switches) -> Iterator[Layo
     """
     for tensor, pipeline, context, expert in _sizes(problem, gpus):
         usual = Layout(gpus, tensor, pipeline, context, expert, tensor > 1, gpus > 1)
-        for layout in {replace(usual, recompute=recompute, **switches): None for recompute in (False, True)}:
+        layouts = (replace(usual, **{"recompute": recompute, **switches}) for recompute in (False, True))
+        for layout in dict.fromkeys(layouts):
             if not any(True for _ in refusals(problem.shape, layout, problem.work, problem.cluster)):
                 yield layout
 

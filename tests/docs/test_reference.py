@@ -34,6 +34,12 @@ def test_every_page_is_up_to_date(generate: ModuleType) -> None:
     assert written == generate.pages(), "run python docs/generate.py"
 
 
+def test_every_output_is_what_the_command_prints(generate: ModuleType) -> None:
+    explanations = generate.explanations()
+    assert sum(len(generate.OUTPUT.findall(text)) for text in explanations.values()) >= 6
+    assert {path: path.read_text(encoding="utf-8") for path in explanations} == explanations, "run docs/generate.py"
+
+
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_is_documented_with_its_arguments_and_its_contract(name: str) -> None:
     text = (DOCS / "reference" / "hooks.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from stacx_core.cli import plan_tables
 from stacx_core.cli.options import json_option
@@ -100,9 +101,10 @@ def plan(ctx: click.Context, /, **given: Any) -> None:
         Cluster(**{row[0]: given[row[0]] for row in MACHINE}),
     )
     make = _planner(problem, given)
+    if any(given[row[0]] for row in SIZES):
+        _refuse(ctx, "with the sizes of a layout", "best")
     if given["scale"]:
-        if given["gpus"] or given["num_nodes"]:
-            raise click.UsageError("--scaling plans 1 to 1,024 GPUs; leave out --gpus and --num-nodes", ctx)
+        _refuse(ctx, "with --scaling, which plans 1 to 1,024 GPUs", "gpus", "num_nodes", "best", "rollout_engines")
         rows = scaling(lambda gpus: make(gpus)[0])
         _print(given["as_json"], plan_tables.scaling_document(problem, rows), plan_tables.print_scaling, problem, rows)
         return
@@ -111,6 +113,13 @@ def plan(ctx: click.Context, /, **given: Any) -> None:
     gpus = given["gpus"] or (given["num_nodes"] or 1) * problem.cluster.gpus_per_node
     plans, engines = make(gpus), given["rollout_engines"]
     _print(given["as_json"], plan_tables.plans_document(plans, engines), plan_tables.print_plans, plans, engines)
+
+
+def _refuse(ctx: click.Context, when: str, *names: str) -> None:
+    """Refuse options that would be ignored."""
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no effect {when}; leave it out", ctx)
 
 
 def _print(as_json: bool, document: dict[str, Any], show: Callable[..., None], *arguments: Any) -> None:

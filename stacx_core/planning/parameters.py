@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stacx_core.planning.layout import Layout
 from stacx_core.planning.shape import ModelShape
@@ -76,8 +77,8 @@ def stage_parts(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Part]
     padding = (rows - shape.vocabulary) * shape.hidden
     if stage == 0:
         yield Part("embedding", rows * shape.hidden, layout.tensor, padding)
-    for sparse in layout.stage_layers(shape, stage):
-        yield from _layer(shape, layout, sparse)
+    for sparse, layers in Counter(layout.stage_layers(shape, stage)).items():
+        yield from (replace(part, count=layers * part.count) for part in _layer(shape, layout, sparse))
     if last:
         yield Part("final norm", shape.hidden)
     if last and not shape.tied:

@@ -71,8 +71,8 @@ def test_a_tensor_group_wider_than_a_node_is_warned_of(problem: Problem) -> None
 
 
 def test_too_much_memory_names_the_largest_part_and_what_fits(problem: Problem) -> None:
-    """1,352 parameters need 24,336 bytes, activations of 8 tokens 4,480 and logits 320. The distributed optimizer leaves
-    an eighth of 16,224 bytes."""
+    """1,352 parameters need 24,336 bytes, activations of 8 tokens 4,480 and logits 320. The distributed optimizer
+    leaves an eighth of 16,224 bytes."""
     work, cluster = replace(problem.work, global_batch_size=8), replace(problem.cluster, memory_gb=20e-6)
     small = replace(problem, work=work, cluster=cluster)
     assert fullest(small, Layout(8))[1].total == 24336 + 4480 + 320

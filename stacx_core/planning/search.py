@@ -25,12 +25,19 @@ def candidates(problem: Problem, gpus: int, switches: Switches) -> Iterator[Layo
     Switches that are not fixed: sequence parallelism goes with TP, the distributed optimizer with more than one GPU,
     and layers are recomputed or not.
     """
+    return (layout for layout in _layouts(problem, gpus, switches) if next(_refusals(problem, layout), None) is None)
+
+
+def _layouts(problem: Problem, gpus: int, switches: Switches) -> Iterator[Layout]:
+    """The same, with those that are impossible."""
     for tensor, pipeline, context, expert in _sizes(problem, gpus):
         usual = Layout(gpus, tensor, pipeline, context, expert, tensor > 1, gpus > 1)
         layouts = (replace(usual, **{"recompute": recompute, **switches}) for recompute in (False, True))
-        for layout in dict.fromkeys(layouts):
-            if not any(True for _ in refusals(problem.shape, layout, problem.work, problem.cluster)):
-                yield layout
+        yield from dict.fromkeys(layouts)
+
+
+def _refusals(problem: Problem, layout: Layout) -> Iterator[str]:
+    return refusals(problem.shape, layout, problem.work, problem.cluster)
 
 
 def _sizes(problem: Problem, gpus: int) -> Iterator[tuple[int, int, int, int]]:
@@ -53,22 +60,19 @@ def search(problem: Problem, gpus: int, most: int, switches: Switches) -> list[P
     possible = list(candidates(problem, gpus, switches))
     plans = [predict(problem, layout) for layout in possible if fits(problem, layout)]
     if not plans:
-        raise ConfigError(_nothing_fits(problem, gpus, possible), *_enough(problem, gpus, switches))
+        raise ConfigError(_nothing_fits(problem, gpus, possible, switches), *_enough(problem, gpus, switches))
     return sorted(plans, key=lambda plan: (plan.time.total, plan.memory.total))[:most]
 
 
-def _nothing_fits(problem: Problem, gpus: int, possible: Sequence[Layout]) -> str:
+def _nothing_fits(problem: Problem, gpus: int, possible: Sequence[Layout], switches: Switches) -> str:
+    where = f"no layout of {problem.shape.name} on {gpus} GPU(s)"
     if not possible:
-        return (
-            f"no layout of {problem.shape.name} on {gpus} GPU(s) is possible: a sample has "
-            f"{problem.work.sequence_length} tokens, --max-tokens-per-gpu is {problem.work.max_tokens_per_gpu}, and "
-            f"--global-batch-size {problem.work.global_batch_size} samples are shared by the data-parallel ranks"
-        )
+        nearest = min((list(_refusals(problem, layout)) for layout in _layouts(problem, gpus, switches)), key=len)
+        return f"{where} is possible: {nearest[0]}"
     smallest = min(possible, key=lambda layout: fullest(problem, layout)[1].total)
     needed = fullest(problem, smallest)[1].total / 1e9
     return (
-        f"no layout of {problem.shape.name} on {gpus} GPU(s) fits into {problem.cluster.memory_gb:g} GB; "
-        f"{smallest.describe()} comes closest with {needed:.1f} GB"
+        f"{where} fits into {problem.cluster.memory_gb:g} GB; {smallest.describe()} comes closest with {needed:.1f} GB"
     )
 
 

@@ -99,6 +99,11 @@ def test_too_few_gpus_are_refused_with_enough() -> None:
     assert caught.value.hints == ("8 GPUs are enough",)
 
 
+def test_where_no_layout_is_possible_a_reason_is_given(problem: Problem) -> None:
+    with pytest.raises(ConfigError, match=r"on 6 GPU.* possible: 6 GPUs are no whole number of nodes of 4"):
+        search(problem, 6, 1, {})
+
+
 def test_scaling_is_measured_against_the_fewest_gpus_that_fit(problem: Problem) -> None:
     rows = scaling(lambda gpus: check(problem, Layout(gpus)))
     assert [row.gpus for row in rows] == list(GPU_COUNTS)

@@ -86,7 +86,7 @@ HOST = Package(
     "stacx-core",
     ROOT,
     tests=("tests",),
-    needs=("examples",),
+    needs=("examples", "scripts"),
     ignored=(
         "tests/docs",
         "tests/parity",

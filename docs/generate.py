@@ -1,11 +1,14 @@
 """Writes the reference pages from the code: `python docs/generate.py`, or `--check` to fail on a difference.
 
-Only the host and the plugins of this repository are described, whatever else is installed.
+Below each comment `output of: stacx ...` of an explanation it writes what that command prints. Only the host and the
+plugins of this repository are described, whatever else is installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import re
 import subprocess
@@ -17,6 +20,7 @@ from typing import Any
 
 from stacx_core import ExitCode, StacxError, errors, hookspecs
 from stacx_core.batch_keys import BATCH_KEYS
+from stacx_core.cli import main as stacx
 from stacx_core.cli.recipe_page import recipe_page
 from stacx_core.cli.run import COMMANDS
 from stacx_core.host_knobs import HOST_KNOBS
@@ -274,21 +278,39 @@ def help_text(*command: str) -> str:
     return f"```text\n{done.stdout.strip()}\n```"
 
 
+def explanations() -> dict[Path, str]:
+    """Path -> text of every explanation, the outputs in it as they are now."""
+    paths = sorted((ROOT / "docs" / "explanation").glob("*.md"))
+    return {path: OUTPUT.sub(_output, path.read_text(encoding="utf-8")) for path in paths}
+
+
+OUTPUT = re.compile(r"^(<!-- output of: stacx ([^\n]+) -->\n```text\n).*?^```$", re.M | re.S)
+
+
+def _output(block: re.Match[str]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exit_code = stacx(block[2].split())
+    if exit_code:
+        raise RuntimeError(f"stacx {block[2]} ended with exit code {exit_code}")
+    return f"{block[1]}{printed.getvalue().strip()}\n```"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the pages, or compare them with what is there; returns the exit code."""
-    stale = [name for name, text in pages().items() if current(name) != text]
+    written = {**{REFERENCE / name: text for name, text in pages().items()}, **explanations()}
+    stale = [path for path, text in written.items() if current(path) != text]
     if arguments == ["--check"]:
-        for name in stale:
-            print(f"docs/reference/{name} is out of date; run python docs/generate.py", file=sys.stderr)
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is out of date; run python docs/generate.py", file=sys.stderr)
         return 1 if stale else 0
-    for name, text in pages().items():
-        (REFERENCE / name).write_text(text, encoding="utf-8")
+    for path in stale:
+        path.write_text(written[path], encoding="utf-8")
     return 0
 
 
-def current(name: str) -> str:
+def current(path: Path) -> str:
     """The page on disk, "" if there is none."""
-    path = REFERENCE / name
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 

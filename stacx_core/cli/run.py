@@ -17,6 +17,7 @@ from stacx_core.errors import ExitCode, StacxError
 COMMANDS = {
     "train": ("stacx_core.cli.train:train", "Train a model with a recipe."),
     "collect": ("stacx_core.cli.collect:collect", "Let a teacher play episodes and keep them as a corpus."),
+    "plan": ("stacx_core.cli.plan:plan", "Predict memory, traffic and speed of a model laid out over GPUs."),
     "plot": ("stacx_core.cli.plot:plot", "Draw the curves of runs."),
     "list-recipes": ("stacx_core.cli.listing:list_recipes", "List the recipes of all plugins."),
     "show-recipe": ("stacx_core.cli.recipe_page:show_recipe", "Show everything about one recipe."),

@@ -48,6 +48,7 @@ def modules_after(*arguments: str) -> set[str]:
         ["list-recipes", "--json"],
         ["show-recipe", "sft"],
         ["check", "--help"],
+        ["plan", "--model", "qwen3-4b", "--gpus", "8", "--tp", "8", "--sequence-parallel"],
         ["doctor"],
     ],
     ids=" ".join,

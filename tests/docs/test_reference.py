@@ -12,6 +12,7 @@ import pytest
 
 from stacx_core import hookspecs
 from stacx_core.batch_keys import BATCH_KEYS
+from stacx_core.cli import main
 from stacx_core.host_knobs import HOST_KNOBS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,6 +33,21 @@ def generate() -> ModuleType:
 def test_every_page_is_up_to_date(generate: ModuleType) -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
     assert written == generate.pages(), "run python docs/generate.py"
+
+
+def test_every_output_is_what_the_command_prints(generate: ModuleType) -> None:
+    explanations = generate.explanations()
+    assert sum(len(generate.OUTPUT.findall(text)) for text in explanations.values()) >= 6
+    assert {path: path.read_text(encoding="utf-8") for path in explanations} == explanations, "run docs/generate.py"
+
+
+def test_an_error_in_an_explanation_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / "explanation" / "scaling.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```console\n\$ stacx ([^\n]+)\n(.*?)^```$", text, re.M | re.S)
+    assert blocks
+    for arguments, printed in blocks:
+        assert main(arguments.split()) == 2
+        assert capsys.readouterr().err == printed
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -45,15 +45,15 @@ def references(folders: dict[str, Path]) -> dict[str, tuple[list[Tensor], dict[s
     """Outputs of each micro-batch and gradients of the sum of their losses, by the names of a checkpoint."""
     found = {}
     for name, folder in folders.items():
-        found[name] = reference(make(name, folder))
+        found[name] = reference(make(name, folder), micro_batches())
     return found
 
 
-def reference(model: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+def reference(model: Any, batches: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs of each micro-batch, and the gradients of its parameters."""
     head = model.score if hasattr(model, "score") else model.lm_head
     outputs = []
-    for tokens, lengths, factors in zip(micro_batches(), LENGTHS, coefficients(len(head.weight)), strict=True):
+    for tokens, lengths, factors in zip(batches, LENGTHS, coefficients(len(head.weight)), strict=True):
         samples = tokens[0].split(list(lengths))
         output = torch.cat([head(model.model(sample[None]).last_hidden_state)[0] for sample in samples])
         (factors * output.tanh()).sum().backward()
@@ -138,7 +138,8 @@ def test_a_pretrained_model_agrees(tmp_path: Path) -> None:
     folder = os.environ["STACX_SMOLLM2"]
     cases = {"pp": ({"pipeline": 2}, {"smollm2": folder}, str(tmp_path))}
     ranks = [found["pp"]["smollm2"] for found in spawn(2, compute, cases)]
-    outputs, gradients = reference(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    outputs, gradients = reference(model, micro_batches(folder))
     for index, expected in enumerate(outputs):
         torch.testing.assert_close(whole(ranks[1].outputs[index]), expected, rtol=0, atol=1e-4)
     for name, expected in gradients.items():

@@ -28,6 +28,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pp": ({"pipeline": 2}, (*EVERYWHERE, "bf16")),
     "cp": ({"context": 2}, EVERYWHERE),
     "dp-ep": ({"data": 2, "expert": 2}, ("qwen3-moe",)),
+    "cp-ep": ({"context": 2, "expert": 2}, ("qwen3-moe",)),
     "tp-pp": ({"tensor": 2, "pipeline": 2}, ("llama", "qwen3-tied")),
     "tp-sp-cp": ({"tensor": 2, "context": 2, "sequence_parallel": True}, ("qwen3",)),
 }
@@ -143,4 +144,4 @@ def test_a_pretrained_model_agrees(tmp_path: Path) -> None:
     for index, expected in enumerate(outputs):
         torch.testing.assert_close(whole(ranks[1].outputs[index]), expected, rtol=0, atol=1e-4)
     for name, expected in gradients.items():
-        torch.testing.assert_close(ranks[0].gradients[name], expected, rtol=1e-3, atol=1e-3)
+        assert (ranks[0].gradients[name] - expected).norm() < 1e-4 * expected.norm(), name

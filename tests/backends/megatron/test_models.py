@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from processes import spawn
+from processes import ProcessError, spawn
 from tiny_models import LENGTHS, MODELS, Result, coefficients, compute, make, micro_batches, whole
 
 pytest.importorskip("megatron.core")
@@ -87,15 +87,24 @@ def results(
     exports = tmp_path_factory.mktemp("exports")
 
     @cache
-    def run(processes: int) -> list[dict[str, dict[str, Result]]]:
+    def run(processes: int) -> list[dict[str, dict[str, Result]]] | ProcessError:
         cases = {
             name: (layout, {model: str(folders[model]) for model in models}, str(exports / name))
             for name, (layout, models) in LAYOUTS.items()
             if size(layout) == processes
         }
-        return spawn(processes, compute, cases)
+        try:
+            return spawn(processes, compute, cases, seconds=480)
+        except ProcessError as error:  # Kept, lest every test tries again.
+            return error
 
-    return lambda name: ([found[name] for found in run(size(LAYOUTS[name][0]))], exports / name)
+    def of(name: str) -> tuple[list[dict[str, Result]], Path]:
+        ranks = run(size(LAYOUTS[name][0]))
+        if isinstance(ranks, ProcessError):
+            raise ranks
+        return [found[name] for found in ranks], exports / name
+
+    return of
 
 
 def size(layout: dict[str, Any]) -> int:

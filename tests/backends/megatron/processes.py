@@ -63,7 +63,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: Pat
                 code = process.wait(0.05)
             except subprocess.TimeoutExpired:
                 if time.monotonic() > deadline:
-                    raise ProcessError(f"rank {rank} did not end in time\n{_log(folder, rank)}") from None
+                    late = next((r for r in running if not (folder / f"result{r}").exists()), rank)
+                    raise ProcessError(f"rank {late} did not end in time\n{_log(folder, late)}") from None
                 continue
             del running[rank]
             if code:

@@ -64,5 +64,5 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_that_names_a_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
-    with Checkpoint(str(tmp_path)) as checkpoint, pytest.raises(ModelError, match="weight 'a' in .* cannot be read"):
+    with Checkpoint(str(tmp_path)) as checkpoint, pytest.raises(ModelError, match=r"weight 'a' in .* cannot be read"):
         checkpoint.read("a")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from processes import spawn
+from processes import ProcessError, spawn
 from tiny_models import LENGTHS, MODELS, Result, coefficients, compute, make, micro_batches, whole
 
 pytest.importorskip("megatron.core")
@@ -28,6 +28,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pp": ({"pipeline": 2}, (*EVERYWHERE, "bf16")),
     "cp": ({"context": 2}, EVERYWHERE),
     "dp-ep": ({"data": 2, "expert": 2}, ("qwen3-moe",)),
+    "cp-ep": ({"context": 2, "expert": 2}, ("qwen3-moe",)),
     "tp-pp": ({"tensor": 2, "pipeline": 2}, ("llama", "qwen3-tied")),
     "tp-sp-cp": ({"tensor": 2, "context": 2, "sequence_parallel": True}, ("qwen3",)),
 }
@@ -45,15 +46,15 @@ def references(folders: dict[str, Path]) -> dict[str, tuple[list[Tensor], dict[s
     """Outputs of each micro-batch and gradients of the sum of their losses, by the names of a checkpoint."""
     found = {}
     for name, folder in folders.items():
-        found[name] = reference(make(name, folder))
+        found[name] = reference(make(name, folder), micro_batches())
     return found
 
 
-def reference(model: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+def reference(model: Any, batches: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs of each micro-batch, and the gradients of its parameters."""
     head = model.score if hasattr(model, "score") else model.lm_head
     outputs = []
-    for tokens, lengths, factors in zip(micro_batches(), LENGTHS, coefficients(len(head.weight)), strict=True):
+    for tokens, lengths, factors in zip(batches, LENGTHS, coefficients(len(head.weight)), strict=True):
         samples = tokens[0].split(list(lengths))
         output = torch.cat([head(model.model(sample[None]).last_hidden_state)[0] for sample in samples])
         (factors * output.tanh()).sum().backward()
@@ -86,15 +87,24 @@ def results(
     exports = tmp_path_factory.mktemp("exports")
 
     @cache
-    def run(processes: int) -> list[dict[str, dict[str, Result]]]:
+    def run(processes: int) -> list[dict[str, dict[str, Result]]] | ProcessError:
         cases = {
             name: (layout, {model: str(folders[model]) for model in models}, str(exports / name))
             for name, (layout, models) in LAYOUTS.items()
             if size(layout) == processes
         }
-        return spawn(processes, compute, cases)
+        try:
+            return spawn(processes, compute, cases, seconds=480)
+        except ProcessError as error:  # Kept, lest every test tries again.
+            return error
 
-    return lambda name: ([found[name] for found in run(size(LAYOUTS[name][0]))], exports / name)
+    def of(name: str) -> tuple[list[dict[str, Result]], Path]:
+        ranks = run(size(LAYOUTS[name][0]))
+        if isinstance(ranks, ProcessError):
+            raise ranks
+        return [found[name] for found in ranks], exports / name
+
+    return of
 
 
 def size(layout: dict[str, Any]) -> int:
@@ -119,9 +129,7 @@ def test_gradients_are_those_of_transformers(layout: str, model: str, results: A
         gradients = result[model].gradients
         assert gradients.keys() == references[model][1].keys()
         for name, expected in references[model][1].items():
-            torch.testing.assert_close(
-                gradients[name], expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            assert (gradients[name] - expected).norm() < 1e-5 * expected.norm(), name
 
 
 @pytest.mark.parametrize(("layout", "model"), CASES)
@@ -138,8 +146,9 @@ def test_a_pretrained_model_agrees(tmp_path: Path) -> None:
     folder = os.environ["STACX_SMOLLM2"]
     cases = {"pp": ({"pipeline": 2}, {"smollm2": folder}, str(tmp_path))}
     ranks = [found["pp"]["smollm2"] for found in spawn(2, compute, cases)]
-    outputs, gradients = reference(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    outputs, gradients = reference(model, micro_batches(folder))
     for index, expected in enumerate(outputs):
         torch.testing.assert_close(whole(ranks[1].outputs[index]), expected, rtol=0, atol=1e-4)
     for name, expected in gradients.items():
-        torch.testing.assert_close(ranks[0].gradients[name], expected, rtol=1e-3, atol=1e-3)
+        assert (ranks[0].gradients[name] - expected).norm() < 1e-4 * expected.norm(), name

@@ -14,6 +14,8 @@ VOCABULARY = 37
 LENGTHS = ((5, 3, 9), (1, 12))
 """Samples of each micro-batch; no length suits two context-parallel processes."""
 
+SENTENCE = "The quick brown fox jumps over the lazy dog and runs through the forest until night falls."
+
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -67,10 +69,18 @@ def make(name: str, folder: Path, **given: Any) -> Any:
     return model
 
 
-def micro_batches() -> list[Tensor]:
-    """``[1, T]`` token ids of each micro-batch."""
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(VOCABULARY, (1, sum(lengths)), generator=generator) for lengths in LENGTHS]
+def micro_batches(folder: str | None = None) -> list[Tensor]:
+    """``[1, T]`` token ids of each micro-batch: of a sentence if the model has a tokenizer, else random ones.
+
+    A pretrained model's logits for senseless tokens may depend on rounding.
+    """
+    if folder is None or not (Path(folder) / "tokenizer.json").exists():
+        generator = torch.Generator().manual_seed(1)
+        return [torch.randint(VOCABULARY, (1, sum(lengths)), generator=generator) for lengths in LENGTHS]
+    from transformers import AutoTokenizer
+
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(SENTENCE)["input_ids"])
+    return [torch.cat([ids[:length] for length in lengths])[None] for lengths in LENGTHS]
 
 
 def coefficients(width: int) -> list[Tensor]:
@@ -147,14 +157,14 @@ def _compute(folder: str, layout: Any, exports: Path) -> Result:
         write(weights, exports)
     assert not list(weights)
     model = DistributedDataParallel(stage.config, DistributedDataParallelConfig(), stage)
-    outputs = _backward(model, stage, layout, 1 if head == "scalar" else config.vocab_size)
+    outputs = _backward(model, layout, micro_batches(folder), 1 if head == "scalar" else config.vocab_size)
     for parameter in stage.parameters():
         parameter.data.copy_(parameter.main_grad)
     gradients = {name: value.clone() for name, value in export(stage, config, layout, to=None)}
     return Result(outputs, gradients)
 
 
-def _backward(model: Any, stage: Any, layout: Any, width: int) -> list[list[Shard]]:
+def _backward(model: Any, layout: Any, batches: list[Tensor], width: int) -> list[list[Shard]]:
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -163,12 +173,13 @@ def _backward(model: Any, stage: Any, layout: Any, width: int) -> list[list[Shar
     from stacx_core.backends.megatron.packing import pack
 
     context = parallel_state.get_context_parallel_rank()
+    stage = model.module
     columns = stage.columns if width > 1 else range(1)
     seen: list[list[Shard]] = []
 
     def step(data: Any, model: Any) -> Any:
         index = next(data)
-        packed = pack(micro_batches()[index], LENGTHS[index], layout, context)
+        packed = pack(batches[index], LENGTHS[index], layout, context)
 
         def loss(output: Tensor) -> Any:
             shard = Shard(context, columns, packed.owners, packed.rows, output.detach().clone())

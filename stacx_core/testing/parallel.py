@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,13 +22,13 @@ from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
-from stacx_core.megatron_knobs import check_megatron
 from stacx_core.testing.ranks import RankError, Ranks
 from stacx_core.testing.results import CheckResult
 from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
 from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, variants
 from stacx_core.trainer.forwards import REFERENCE_KEY, own_key
+from stacx_core.trainer.parallelism import check_megatron
 from stacx_core.trainer.syncs import active_syncs
 
 TOLERANCE = 1e-5
@@ -184,13 +184,13 @@ def make_models(folder: Path) -> dict[str, str]:
         max_position_embeddings=64,
         initializer_range=0.2,
         tie_word_embeddings=False,
-        num_labels=1,
         pad_token_id=0,
     )
+    config.num_labels = 1
     kinds = {"lm": Qwen3ForCausalLM, "reference": Qwen3ForCausalLM, "scalar": Qwen3ForSequenceClassification}
     for name, kind in kinds.items():
         torch.manual_seed(0)
-        model = kind(copy.deepcopy(config))
+        model = cast(Any, kind)(copy.deepcopy(config))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape) * (0.05 if name == "lm" else 0.06))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stacx_core.backends.model import output_head
+from stacx_core.backends.optimizer import RoleOptimizer
 from stacx_core.data.batch import Batch
 from stacx_core.errors import RecipeError
 from stacx_core.trainer.worker import RoleWorker
@@ -83,7 +84,7 @@ def _uncancelled(worker: RoleWorker, batch: Batch, cut: list[list[int]]) -> floa
 
 def _gradient(worker: RoleWorker, batch: Batch, cut: list[list[int]]) -> Tensor:
     """All gradients in one fp32 vector, without dropout; the optimizer is left without any."""
-    assert worker.optimizer is not None
+    assert isinstance(worker.optimizer, RoleOptimizer)
     worker.optimizer.zero_grad()
     worker.model.eval()
     worker.accumulate(batch, cut)

@@ -6,11 +6,11 @@ from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob
-from stacx_core.megatron_knobs import check_megatron
 from stacx_core.recipes import ESTIMATOR_RECIPES
 from stacx_core.rewards.loading import MODEL
 from stacx_core.sampling_knobs import check_over_sampling
 from stacx_core.sglang_knobs import check_sglang
+from stacx_core.trainer.parallelism import check_megatron
 
 _ANSWERS = ("eval_prompt_data", "eval_tasks")
 _EVALUATION = (*_ANSWERS, "eval_pair_data")

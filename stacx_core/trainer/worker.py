@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pluggy
 import torch
@@ -104,7 +105,7 @@ class RoleWorker:
 
     def read(self, output: Tensor | ShardedOutput, targets: Tensor, keys: Collection[str]) -> dict[str, Tensor]:
         """Per key ``[N, ...]``: what the role tells of N tokens, given the ``[N, V]`` output that predicts them."""
-        values = self.specialization.tell(output, targets, keys)
+        values = self.specialization.tell(cast(Tensor, output), targets, keys)  # Plugins call it a tensor.
         if not set(keys) - set(values):
             return values
         if self.role.head == "scalar":
@@ -210,12 +211,12 @@ class RoleWorker:
     def save(self, folder: Path) -> None:
         """Write the model into the folder of the role's name, and the optimizer's state beside it."""
         self.model.save_pretrained(folder / self.role.name)  # type: ignore[operator]
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, RoleOptimizer):
             torch.save(self.optimizer.state_dict(), optimizer_file(folder, self.role.name))
 
     def load_optimizer(self, folder: Path) -> None:
         """Take up the optimizer's state that :meth:`save` wrote."""
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, RoleOptimizer):
             self.optimizer.load_state_dict(torch.load(optimizer_file(folder, self.role.name), weights_only=True))
 
     def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:

@@ -32,9 +32,7 @@ def test_one_rank_keeps_the_order() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 60), st.integers(1, 5))
-def test_every_sample_is_in_one_share_and_all_shares_have_one_size(
-    lengths: list[int], budget: int, ranks: int
-) -> None:
+def test_every_sample_is_in_one_share_and_all_shares_have_one_size(lengths: list[int], budget: int, ranks: int) -> None:
     """Nothing is lost or doubled, and nobody makes more micro-batches than another."""
     cut = micro_batches(lengths, micro_batch_size=None, max_tokens=budget)
     shares = equal_shares(cut, lengths, ranks)

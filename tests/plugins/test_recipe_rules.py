@@ -224,7 +224,7 @@ def test_a_reference_that_cannot_be_resolved_says_why(reference: Any, words: Any
 
 def test_a_parallelism_that_is_not_claimed_is_refused() -> None:
     from stacx_core import ConfigError
-    from stacx_core.megatron_knobs import check_supported
+    from stacx_core.trainer.parallelism import check_supported
 
     check_supported(build(), "data_parallel")
     with pytest.raises(ConfigError, match="recipe 'algo' does not support tensor_parallel; it supports data_parallel"):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from stacx_core.config import PARALLELISMS, TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError, StacxError
-from stacx_core.megatron_knobs import check_supported
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.results import CHECKS, Wrong, check
 from stacx_core.testing.trial import Trial
 from stacx_core.testing.variants import explore
+from stacx_core.trainer.parallelism import check_supported
 
 
 @check("recipe", applies_to_failing=True)

@@ -7,12 +7,10 @@ import pickle
 import subprocess
 import sys
 
-import pytest
 import torch
 from torch import nn
 
-from stacx_core import TRAINING_CONFIGS, Args, ConfigError
-from stacx_core.trainer.plan import check_supported
+from stacx_core import TRAINING_CONFIGS, Args
 from stacx_plugin_distill import knobs, objectives
 from stacx_plugin_distill.recipes import build_syncs
 from stacx_plugin_distill.rollout import in_front
@@ -24,16 +22,6 @@ def test_the_recipes_are_registered_and_pickle() -> None:
         config = TRAINING_CONFIGS[name]
         assert pickle.loads(pickle.dumps(config)) == config
         assert config.family == "distill"
-
-
-@pytest.mark.parametrize("recipe", ["opd", "self_distill"])
-@pytest.mark.parametrize("parallelism", ["tensor_parallel", "context_parallel", "pipeline_parallel"])
-def test_what_is_not_supported_is_refused(recipe: str, parallelism: str) -> None:
-    """The likeliest tokens of a shard of the vocabulary are not those of the whole."""
-    config = TRAINING_CONFIGS[recipe]
-    check_supported(config, "data_parallel")
-    with pytest.raises(ConfigError, match=f"{recipe!r} does not support {parallelism}; it supports data_parallel"):
-        check_supported(config, parallelism)
 
 
 def test_the_modes_are_those_of_the_objectives() -> None:

@@ -214,6 +214,13 @@ class RoleWorker:
         if isinstance(self.optimizer, RoleOptimizer):
             torch.save(self.optimizer.state_dict(), optimizer_file(folder, self.role.name))
 
+    def finish_save(self) -> None:
+        """Wait until what :meth:`save` began to write is on disk.
+
+        Raises:
+            Exception: Something could not be written.
+        """
+
     def load_optimizer(self, folder: Path) -> None:
         """Take up the optimizer's state that :meth:`save` wrote."""
         if isinstance(self.optimizer, RoleOptimizer):

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from stacx_core.backends.megatron.checkpoints.files import Writing
 from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.folders import write_model
 from stacx_core.backends.megatron.conversion.loading import load
@@ -65,7 +64,6 @@ class MegatronWorker(RoleWorker):
         source: str,
     ) -> None:
         self.stage, self.layout, self.source = stage, layout, source
-        self._writing: Writing | None = None
         self.replica = replicated(stage, layout) if role.trainable else stage
         super().__init__(role, stage, specialization, args, hook)
 
@@ -121,6 +119,7 @@ class MegatronWorker(RoleWorker):
 
         Under ``--async-save`` that share is copied, and written while the run goes on.
         """
+        self.finish_save()
         weights = self.weights()
         if dist.get_rank() == 0:
             model = folder / self.role.name
@@ -129,14 +128,6 @@ class MegatronWorker(RoleWorker):
             pass
         if isinstance(self.optimizer, MegatronOptimizer):
             self._writing = self.optimizer.save(state_folder(folder, self.role.name), self.args.async_save)
-            if not self.args.async_save:
-                self.finish_save()
-
-    def finish_save(self) -> None:
-        """See :class:`RoleWorker`."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.finish()
 
     def load_optimizer(self, folder: Path) -> None:
         """See :class:`RoleWorker`."""

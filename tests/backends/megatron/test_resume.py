@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
 from stacx_core.testing.parallel import LAYOUTS, TOLERANCE, _initialize, _job, make_models
-from stacx_core.testing.ranks import RankError, Ranks
 from stacx_core.testing.variants import variants
 
 pytest.importorskip("megatron.core")

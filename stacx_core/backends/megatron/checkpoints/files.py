@@ -1,20 +1,18 @@
 """The files of a distributed checkpoint: each process writes its shards, and reads those that its layout needs.
 
-Megatron-core writes from processes that it forks and keeps another one to hear of them, which needs a guarded
+Megatron-core writes them from processes that it forks and keeps another one to hear of them, which needs a guarded
 ``__main__`` and is unsafe beside threads. These files are the same, written from a thread.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
@@ -24,7 +22,10 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.dist_checkpointing.utils import nested_values
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 
+from stacx_core.backends.writing import Writing, copied_tensor
 from stacx_core.errors import CheckpointError
 
 METADATA = ".metadata"
@@ -40,40 +41,6 @@ def sharding() -> dict[str, Any]:
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": True,
     }
-
-
-class Writing:
-    """Files that are being written.
-
-    Args:
-        write: What writes them, on a thread where they are written in the background.
-    """
-
-    def __init__(self, write: Callable[[], Any], background: bool) -> None:
-        self._write = write
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="stacx-checkpoint")
-        if background:
-            self._thread.start()
-        else:
-            self._run()
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:
-            self._error = error
-
-    def finish(self) -> None:
-        """Wait until the files are on disk.
-
-        Raises:
-            Exception: What went wrong with them, on this process or another.
-        """
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 def save(state: dict[str, Any], folder: Path, background: bool = False) -> Writing:
@@ -130,7 +97,7 @@ def check_files(folder: Path) -> None:
         CheckpointError: Naming the file that is missing or cut short.
     """
     try:
-        metadata = dcp.FileSystemReader(folder).read_metadata()
+        metadata = FileSystemReader(folder).read_metadata()
     except Exception as error:  # unpickling a damaged file can raise anything
         raise CheckpointError(f"{folder / METADATA} is missing or cannot be read: {error}") from error
     ends: dict[str, int] = {}
@@ -159,13 +126,13 @@ class _Files(SaveShardedStrategy):  # type: ignore[misc]
         if self.background:
             for tensor in nested_values(mine):
                 if isinstance(tensor, ShardedTensor):
-                    tensor.data = tensor.data.detach().to("cpu", copy=True)
+                    tensor.data = copied_tensor(tensor.data)
         state = mcore_to_pyt_state_dict(mine)
         group = _writers() if self.background else None
 
         def write() -> None:
             planner = MCoreSavePlanner(flatten_state_dict=False)
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint_dir), planner=planner, process_group=group)
+            write_shards(state, storage_writer=FileSystemWriter(checkpoint_dir), planner=planner, process_group=group)
 
         self.writing = Writing(write, self.background)
 

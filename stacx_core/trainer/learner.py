@@ -52,6 +52,13 @@ class Learner(Protocol):
             Names of the folders in it that hold a model.
         """
 
+    def finish_save(self) -> None:
+        """Wait until all that :meth:`save` began to write is on disk; it may be called from another thread.
+
+        Raises:
+            Exception: Something could not be written.
+        """
+
 
 def policy_role(roles: Iterable[ModelRole]) -> ModelRole:
     """The role whose model the engine generates with; in a recipe without one, the first."""
@@ -135,6 +142,11 @@ class LocalLearner:
         for worker in kept.values():
             worker.save(folder)
         return kept.keys()
+
+    def finish_save(self) -> None:
+        """See :class:`Learner`."""
+        for worker in self.workers.values():
+            worker.finish_save()
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
         """A copy of the batch for each trained role, after forward passes, syncs and the role's whole-batch stages.

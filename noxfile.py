@@ -88,6 +88,7 @@ HOST = Package(
     tests=("tests",),
     needs=("examples", "scripts"),
     ignored=(
+        "tests/backends/megatron",
         "tests/docs",
         "tests/parity",
         "tests/rollout/sglang/test_command_faults.py",

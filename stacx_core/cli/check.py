@@ -47,23 +47,30 @@ class Checked:
 @click.command("check")
 @click.argument("target", required=False, metavar="[RECIPE | DISTRIBUTION]")
 @click.option("--all", "everything", is_flag=True, help="Check every installed recipe.")
+@click.option(
+    "--parallel", is_flag=True, help="Compare one process with several that share tokens, layers, heads or samples."
+)
 @json_option
 @plugin_options
 @config_option
 @click.pass_context
-def check(ctx: click.Context, target: str | None, everything: bool, as_json: bool) -> None:
+def check(ctx: click.Context, target: str | None, everything: bool, parallel: bool, as_json: bool) -> None:
     """Check that recipes keep what Stacx promises of every recipe.
 
     Runs each loss on small generated batches, with the recipe's defaults and with each of its switches: the loss
     and its gradient must not depend on masked tokens, on the cut into micro-batches, packs or processes, or on the
     order of the samples, and much more. No model, no data and no accelerator is needed. For what fails, the
     smallest input that shows it is printed. Exit code 1 if anything fails.
+
+    With --parallel, runs one update of tiny models by the torch backend, and by Megatron-core on two and on four
+    processes in several layouts instead: metrics and weights must be the same to 1e-5.
     """
     if (target is None) == (not everything):
         raise click.UsageError("name a recipe or a distribution, or pass --all", ctx)
     with _output_kept():
         host = load(ctx.ensure_object(Session).selection())
-        checked = _run(list(host.recipes) if target is None else _targets(host, target))
+        recipes = list(host.recipes) if target is None else _targets(host, target)
+        checked = _run_parallel(recipes) if parallel else _run(recipes)
     if as_json:
         print_json({"passed": not _failures(checked), "recipes": [one.document() for one in checked]})
     else:
@@ -98,6 +105,17 @@ def _run(recipes: Sequence[ProvidedRecipe]) -> list[Checked]:
             results = tuple(check_recipe(recipe.config, ranks=ranks))
             checked.append(Checked(recipe, results, time.perf_counter() - start))
     return checked
+
+
+def _run_parallel(recipes: Sequence[ProvidedRecipe]) -> list[Checked]:
+    from stacx_core.testing.parallel import check_parallel
+
+    click.echo(f"checking {', '.join(recipe.key for recipe in recipes)}", err=True)
+    start = time.perf_counter()
+    with _quiet():
+        results = check_parallel([recipe.config for recipe in recipes])
+    each = (time.perf_counter() - start) / len(recipes)
+    return [Checked(recipe, found, each) for recipe, found in zip(recipes, results, strict=True)]
 
 
 @contextmanager

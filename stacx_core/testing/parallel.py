@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers.utils.logging import disable_progress_bar
 
 from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
@@ -28,7 +29,9 @@ from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
 from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, variants
 from stacx_core.trainer.forwards import REFERENCE_KEY, own_key
-from stacx_core.trainer.parallelism import check_megatron
+from stacx_core.trainer.learner import LocalLearner
+from stacx_core.trainer.parallelism import check_megatron, needs_megatron
+from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.syncs import active_syncs
 
 TOLERANCE = 1e-5
@@ -80,17 +83,24 @@ class UpdateJob:
     args: Args
     batch: Batch
 
+    def spread(self, knobs: Mapping[str, Any]) -> UpdateJob:
+        """The same update by Megatron-core, in the layout of these knobs."""
+        return replace(self, args=self.args.replace(backend="megatron", **knobs))
+
     def run(self, rank: int = 0, ranks: int = 1) -> Update | None:
         """The update; ``None`` on other ranks than the first."""
-        from stacx_core.trainer.roles import local_learner
-
-        torch.manual_seed(0)
-        if self.args.backend == "megatron":
-            _initialize(self.args, ranks)
-        learner = local_learner(self.config, self.args, None, num_rollout=1)
+        learner = self.learner(ranks)
         metrics = learner.update(copy.deepcopy(self.batch), completed=0)
         weights = {name: dict(worker.weights()) for name, worker in learner.workers.items() if worker.optimizer}
         return Update(metrics, weights) if rank == 0 else None
+
+    def learner(self, ranks: int) -> LocalLearner:
+        """The recipe's roles, or this process's part of them."""
+        disable_progress_bar()
+        torch.manual_seed(0)
+        if self.args.backend == "megatron":
+            _initialize(self.args, ranks)
+        return local_learner(self.config, self.args, None, num_rollout=1)
 
 
 def _initialize(args: Args, ranks: int) -> None:
@@ -106,7 +116,9 @@ def _initialize(args: Args, ranks: int) -> None:
         initialize(Layout.of(args, ranks), args.seed)
 
 
-def check_parallel(configs: Sequence[TrainingConfig], layouts: Sequence[str] = tuple(LAYOUTS)) -> list[CheckResult]:
+def check_parallel(
+    configs: Sequence[TrainingConfig], layouts: Sequence[str] = tuple(LAYOUTS)
+) -> list[tuple[CheckResult, ...]]:
     """What several processes make of recipes, compared with what one does.
 
     The processes of a layout are started once for all recipes.
@@ -116,21 +128,19 @@ def check_parallel(configs: Sequence[TrainingConfig], layouts: Sequence[str] = t
         layouts: Names from :data:`LAYOUTS`.
 
     Returns:
-        One result per recipe, its defaults and everything switched on together, and layout.
+        For each recipe one result per layout, of its defaults and of everything switched on together.
+
+    Raises:
+        ConfigError: Megatron-core is not installed.
     """
-    results = []
+    needs_megatron()
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         models = make_models(Path(folder))
-        jobs = [_job(config, variant, models) for config in configs for variant in _variants(config)]
-        alone = [job.run() for job in jobs]
-        for name in layouts:
-            count, knobs = LAYOUTS[name]
-            with Ranks(SECONDS, count) as ranks:
-                for job, expected in zip(jobs, alone, strict=True):
-                    assert expected is not None
-                    spread = replace(job, args=job.args.replace(backend="megatron", **knobs))
-                    results.append(_result(name, spread, ranks, expected))
-    return results
+        jobs = [[_job(config, variant, models) for variant in _variants(config)] for config in configs]
+        alone = [[job.run() for job in of_recipe] for of_recipe in jobs]
+        columns = [_layout(name, jobs, alone) for name in layouts]
+    return list(zip(*columns, strict=True))
 
 
 def _variants(config: TrainingConfig) -> list[Variant]:
@@ -138,17 +148,32 @@ def _variants(config: TrainingConfig) -> list[Variant]:
     return [variant for variant in variants(config) if variant.name in (DEFAULTS, EVERYTHING)]
 
 
-def _result(layout: str, job: UpdateJob, ranks: Ranks, alone: Update) -> CheckResult:
-    recipe = job.config.name
-    try:
-        check_megatron(job.config, job.args)
-    except ConfigError as error:
-        return CheckResult(recipe, layout, "not applicable", str(error), job.variant)
-    try:
-        problem = difference(alone, ranks.run(job)[0])
-    except RankError as error:
-        problem = str(error)
-    return CheckResult(recipe, layout, "fail" if problem else "pass", problem, job.variant)
+def _layout(
+    name: str, jobs: Sequence[Sequence[UpdateJob]], alone: Sequence[Sequence[Update | None]]
+) -> list[CheckResult]:
+    """The result of each recipe in one layout, by the processes of which it is made."""
+    count, knobs = LAYOUTS[name]
+    with Ranks(SECONDS, count) as ranks:
+        return [
+            _result(name, [job.spread(knobs) for job in of_recipe], ranks, expected)
+            for of_recipe, expected in zip(jobs, alone, strict=True)
+        ]
+
+
+def _result(layout: str, jobs: Sequence[UpdateJob], ranks: Ranks, alone: Sequence[Update | None]) -> CheckResult:
+    recipe = jobs[0].config.name
+    for job, expected in zip(jobs, alone, strict=True):
+        assert expected is not None
+        try:
+            check_megatron(job.config, job.args)
+            problem = difference(expected, ranks.run(job)[0])
+        except ConfigError as error:
+            return CheckResult(recipe, layout, "not applicable", str(error))
+        except RankError as error:
+            problem = str(error)
+        if problem:
+            return CheckResult(recipe, layout, "fail", problem, f"arguments: {job.variant}")
+    return CheckResult(recipe, layout, "pass")
 
 
 def _job(config: TrainingConfig, variant: Variant, models: Mapping[str, str]) -> UpdateJob:

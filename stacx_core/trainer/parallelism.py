@@ -29,8 +29,7 @@ def check_megatron(config: TrainingConfig, args: Args) -> None:
         if asked is not None:
             raise ConfigError(f"{asked.flag} has no effect without --backend megatron; add it, or leave it out")
         return
-    if find_spec("megatron") is None:
-        raise ConfigError("--backend megatron needs Megatron-core: pip install 'stacx-core[megatron]'")
+    needs_megatron()
     for knob in given:
         if knob.name in _PARALLELISMS:
             check_supported(config, _PARALLELISMS[knob.name])
@@ -39,6 +38,16 @@ def check_megatron(config: TrainingConfig, args: Args) -> None:
             "--check-loss-invariance compares gradients of one process; run it with --backend torch, or compare the "
             "backends with stacx check --parallel"
         )
+
+
+def needs_megatron() -> None:
+    """Make sure that Megatron-core is installed.
+
+    Raises:
+        ConfigError: Saying how to install it.
+    """
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        raise ConfigError("Megatron-core is not installed: pip install 'stacx-core[megatron]'")
 
 
 def check_supported(config: TrainingConfig, parallelism: str) -> None:

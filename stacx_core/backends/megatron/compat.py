@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
@@ -54,11 +55,14 @@ FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "ones_like", "rand
 @cache
 def install() -> None:
     """Make Megatron-core usable on this machine; only the first call of a process does anything."""
+    # It warns of each package that is not installed, and calls torch by old names, in every process.
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
+    for name in USED:
+        importlib.import_module(f"{PACKAGE}.{name}")
     _do_without_transformer_engine()
     if torch.cuda.is_available():
         return
-    for name in USED:
-        importlib.import_module(f"{PACKAGE}.{name}")
     stand_in = _Torch()
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{PACKAGE}.") and getattr(module, "torch", None) is torch:

@@ -113,7 +113,8 @@ def _mark_shares(stage: Stage, layout: Layout) -> None:
     for weight in weights(stage.hf_config, layout, stage.head):
         cut = weight.sources[0].cut
         if cut is not None and weight.stage == parallel_state.get_pipeline_model_parallel_rank():
-            tensor_parallel.set_tensor_model_parallel_attributes(parameters[weight.parameter], True, cut, 1)
+            parameter: Any = parameters[weight.parameter]
+            parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, cut, 1
 
 
 def forward(model: nn.Module, packed: Packed) -> Tensor:

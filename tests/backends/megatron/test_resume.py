@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import resource
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,34 @@ class TrainJob:
         return found
 
 
+@dataclass(frozen=True)
+class FullDiskJob:
+    """A save of which the first process can write no file of more than so many bytes."""
+
+    training: TrainJob
+    limit: int
+
+    def run(self, rank: int, ranks: int) -> str:
+        """What each process is told."""
+        from stacx_core.trainer.roles import local_learner
+
+        assert self.training.save is not None
+        learner = local_learner(self.training.config, self.training.args, None, STEPS)
+        learner.update(copy.deepcopy(self.training.batch), 0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.training.save.mkdir(exist_ok=True)
+        try:
+            if rank == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, hard))
+            learner.save(self.training.save)
+            learner.finish_save()
+        except Exception as error:
+            return str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return ""
+
+
 def job(recipe: str, models: Mapping[str, str], layout: str, **given: Any) -> TrainJob:
     """Steps of a recipe in a layout; what is given is a field of the job, or a knob."""
     made = _job(plugin_host().find(recipe).config, default_variant(plugin_host().find(recipe).config), models)
@@ -96,6 +125,7 @@ class Runs:
 
     steps: dict[str, list[Step]]
     folder: Path
+    problems: dict[str, list[str]]
 
 
 SHARDED = "DP=2 sharded optimizer"
@@ -147,7 +177,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         resumed("tensor", "ppo", SHARDED)
         resumed("experts", "sft", SHARDED)
         run(replicas)
-    return Runs(steps, folder)
+        size = (folder / "sharded" / "policy" / "model.safetensors").stat().st_size
+        full = job("sft", models, "DP=2", save=folder / "full", async_save=True)
+        problems = {
+            "model": replicas.run(FullDiskJob(full, size // 2)),
+            "shards": replicas.run(FullDiskJob(full, size * 3 // 2)),
+        }
+    return Runs(steps, folder, problems)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +231,13 @@ def states(folder: Path) -> dict[str, Tensor]:
     }
     load(found, storage_reader=reader, no_dist=True)
     return found
+
+
+def test_every_process_is_told_that_the_disk_of_one_is_full(runs: Runs) -> None:
+    for problem in runs.problems["model"]:
+        assert re.search(r"cannot write .*full/policy: .*File too large", problem)
+    for problem in runs.problems["shards"]:
+        assert re.search(r"cannot write .*full/policy.optimizer: rank 0: ", problem)
 
 
 def test_transformers_loads_the_model(runs: Runs) -> None:

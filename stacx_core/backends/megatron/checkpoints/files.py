@@ -44,19 +44,20 @@ def sharding() -> dict[str, Any]:
     }
 
 
-def save(state: dict[str, Any], folder: Path, background: bool = False) -> Writing:
+def save(state: dict[str, Any], folder: Path, background: bool = False, copies: bool = False) -> Writing:
     """Write a state of which every process has its shards; all processes call this at the same time.
 
     Args:
         state: Sharded tensors, and values that all processes have in common.
         folder: Created if it is not there.
         background: Go on as soon as the shards are copied to ordinary memory.
+        copies: Whether they are copies already.
 
     Raises:
         CheckpointError: A process cannot write its shards; in the background :meth:`Writing.finish` raises it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = _Files(background)
+    files = _Files(background, copies)
     dist_checkpointing.save(state, str(folder), files)
     assert files.writing is not None
     return files.writing
@@ -128,20 +129,19 @@ class _Files(SaveShardedStrategy):  # type: ignore[misc]
 
     can_handle_sharded_objects = True
 
-    def __init__(self, background: bool) -> None:
+    def __init__(self, background: bool, copies: bool) -> None:
         super().__init__("torch_dist", 1)
-        self.background = background
+        self.background, self.copies = background, copies
         self.writing: Writing | None = None
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> None:
         mine, *_ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        if self.background:
+        if self.background and not self.copies:
             for tensor in nested_values(mine):
                 if isinstance(tensor, ShardedTensor):
                     tensor.data = copied_tensor(tensor.data)
         state = mcore_to_pyt_state_dict(mine)
         group = _writers() if self.background else None
-
         self.writing = Writing(partial(_write, state, checkpoint_dir, group), self.background)
 
 

@@ -17,6 +17,10 @@ from stacx_core.errors import ExitCode, StacxError
 COMMANDS = {
     "train": ("stacx_core.cli.train:train", "Train a model with a recipe."),
     "collect": ("stacx_core.cli.collect:collect", "Let a teacher play episodes and keep them as a corpus."),
+    "convert": (
+        "stacx_core.cli.convert:convert",
+        "Convert a model to a distributed checkpoint of Megatron-core, or back.",
+    ),
     "plan": ("stacx_core.cli.plan:plan", "Predict memory, traffic and speed of a model laid out over GPUs."),
     "plot": ("stacx_core.cli.plot:plot", "Draw the curves of runs."),
     "list-recipes": ("stacx_core.cli.listing:list_recipes", "List the recipes of all plugins."),

@@ -120,14 +120,28 @@ class MegatronWorker(RoleWorker):
         Under ``--async-save`` that share is copied, and written while the run goes on.
         """
         self.finish_save()
-        weights = self.weights()
-        if dist.get_rank() == 0:
-            model = folder / self.role.name
-            write_model(weights, model, self.stage.hf_config, self.dtype, self.stage.head, self.source)
-        for _ in weights:  # the others only send
-            pass
+        self._save_model(folder / self.role.name)
         if isinstance(self.optimizer, MegatronOptimizer):
             self._writing = self.optimizer.save(state_folder(folder, self.role.name), self.args.async_save)
+
+    def _save_model(self, folder: Path) -> None:
+        """Write the model; where that fails, all processes raise, and none waits for another.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        weights, problems = self.weights(), [""] * dist.get_world_size()
+        problem = ""
+        if dist.get_rank() == 0:
+            try:
+                write_model(weights, folder, self.stage.hf_config, self.dtype, self.stage.head, self.source)
+            except Exception as error:  # of a full disk, safetensors raises one of its own
+                problem = str(error)
+        for _ in weights:  # the others only send, also when nothing is written any more
+            pass
+        dist.all_gather_object(problems, problem)
+        if problems[0]:
+            raise OSError(f"cannot write {folder}: {problems[0]}")
 
     def load_optimizer(self, folder: Path) -> None:
         """See :class:`RoleWorker`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,24 +41,29 @@ def test_a_checkpoint_is_absent_until_its_files_are_written(tmp_path: Path) -> N
     assert find_checkpoint(tmp_path, "latest") == tmp_path / "rollout_000002"
 
 
+def save_in_turn(folder: Path, *written: Callable[[], None], then: Exception | None = None) -> None:
+    """A run that saves so many times, and may fail then."""
+    with Saver(folder, keep=1, background=True) as saver:
+        for rollout, each in enumerate(written, 1):
+            saver.save(rollout, write, each)
+        if then is not None:
+            raise then
+
+
 def test_the_next_save_tells_of_an_error_and_keeps_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot save .*rollout_000002: no space left"):
-        with Saver(tmp_path, keep=1, background=True) as saver:
-            saver.save(1, write, nothing)
-            saver.save(2, write, fail)
-            saver.save(3, write, nothing)
+        save_in_turn(tmp_path, nothing, fail, nothing)
     assert names(tmp_path) == ["latest", "rollout_000001"]
 
 
 def test_the_end_tells_of_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no space left"), Saver(tmp_path, keep=1, background=True) as saver:
-        saver.save(1, write, fail)
+    with pytest.raises(CheckpointError, match="no space left"):
+        save_in_turn(tmp_path, fail)
 
 
 def test_what_ended_the_run_comes_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ZeroDivisionError), Saver(tmp_path, keep=1, background=True) as saver:
-        saver.save(1, write, fail)
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        save_in_turn(tmp_path, fail, then=ZeroDivisionError())
     assert "cannot save" in caplog.text
 
 

@@ -82,7 +82,8 @@ class MegatronOptimizer:
     def save(self, folder: Path, background: bool) -> Writing:
         """Write the state as a sharded checkpoint that any layout can take up, together with the other processes."""
         parts = self._state(loading=False).parts() if self.updates else {}
-        return files.save({"updates": self.updates, **parts}, folder, background)
+        gathered = self.model.ddp_config.use_distributed_optimizer
+        return files.save({"updates": self.updates, **parts}, folder, background, copies=gathered)
 
     def load(self, folder: Path) -> None:
         """Take up the state that :meth:`save` wrote, together with the other processes.

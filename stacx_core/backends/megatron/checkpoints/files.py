@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.dist_checkpointing.utils import nested_values
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 
@@ -43,16 +44,20 @@ def sharding() -> dict[str, Any]:
     }
 
 
-def save(state: dict[str, Any], folder: Path, background: bool = False) -> Writing:
+def save(state: dict[str, Any], folder: Path, background: bool = False, copies: bool = False) -> Writing:
     """Write a state of which every process has its shards; all processes call this at the same time.
 
     Args:
         state: Sharded tensors, and values that all processes have in common.
         folder: Created if it is not there.
         background: Go on as soon as the shards are copied to ordinary memory.
+        copies: Whether they are copies already.
+
+    Raises:
+        CheckpointError: A process cannot write its shards; in the background :meth:`Writing.finish` raises it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = _Files(background)
+    files = _Files(background, copies)
     dist_checkpointing.save(state, str(folder), files)
     assert files.writing is not None
     return files.writing
@@ -86,8 +91,16 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the file formats below have no common exception
-        raise CheckpointError(f"the sharded checkpoint {folder} cannot be read: {error}") from error
+    except (Exception, CheckpointException) as error:  # the file formats below have no common exception
+        raise CheckpointError(f"the sharded checkpoint {folder} cannot be read: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong; torch's own error, which is no Exception, has the traceback of every process."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    rank, (first, _) = min(error.failures.items())
+    return f"rank {rank}: {first}"
 
 
 def check_files(folder: Path) -> None:
@@ -116,25 +129,33 @@ class _Files(SaveShardedStrategy):  # type: ignore[misc]
 
     can_handle_sharded_objects = True
 
-    def __init__(self, background: bool) -> None:
+    def __init__(self, background: bool, copies: bool) -> None:
         super().__init__("torch_dist", 1)
-        self.background = background
+        self.background, self.copies = background, copies
         self.writing: Writing | None = None
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> None:
         mine, *_ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        if self.background:
+        if self.background and not self.copies:
             for tensor in nested_values(mine):
                 if isinstance(tensor, ShardedTensor):
                     tensor.data = copied_tensor(tensor.data)
         state = mcore_to_pyt_state_dict(mine)
         group = _writers() if self.background else None
+        self.writing = Writing(partial(_write, state, checkpoint_dir, group), self.background)
 
-        def write() -> None:
-            planner = MCoreSavePlanner(flatten_state_dict=False)
-            write_shards(state, storage_writer=FileSystemWriter(checkpoint_dir), planner=planner, process_group=group)
 
-        self.writing = Writing(write, self.background)
+def _write(state: dict[str, Any], folder: str, group: dist.ProcessGroup | None) -> None:
+    """Write this process's shards; the first one writes where all of them are.
+
+    Raises:
+        CheckpointError: A process cannot write.
+    """
+    planner = MCoreSavePlanner(flatten_state_dict=False)
+    try:
+        write_shards(state, storage_writer=FileSystemWriter(folder), planner=planner, process_group=group)
+    except CheckpointException as error:
+        raise CheckpointError(f"cannot write {folder}: {_cause(error)}") from error
 
 
 @cache

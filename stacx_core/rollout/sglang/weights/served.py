@@ -121,7 +121,8 @@ async def ask(server: WeightServer, timeout: float, waits: Sequence[float] = ())
     except (OSError, ValueError, KeyError) as error:
         raise WeightSyncError(
             f"{server.url} runs the model {model['model_path']!r}, whose config cannot be read here: {error}",
-            "names and shapes are compared before weights are sent: put the folder at the same path on both machines",
+            "names and shapes are compared before weights are sent: put the folder at the same path on both machines, "
+            "or start the server anew if the folder was removed",
             url=server.url,
         ) from error
     return ServedModel(

@@ -83,10 +83,11 @@ def check_sglang(args: Args) -> None:
         if getattr(args, knob.name) == knob.default or args.is_default(knob.name):
             continue
         of_teacher = knob.name == "sglang_concurrency" and args.get("teacher") == "sglang"
+        given = knob.env if args.origin(knob.name) == "environment" else knob.flag
         if args.rollout_engine != "sglang" and not of_teacher:
-            raise ConfigError(f"{knob.flag} has no effect without --rollout-engine sglang; add it, or leave it out")
+            raise ConfigError(f"{given} has no effect without --rollout-engine sglang; add it, or leave it out")
         if knob.name in _LAUNCHED and args.sglang_launch is None:
-            raise ConfigError(f"{knob.flag} is of servers that --sglang-launch starts; add that, or leave it out")
+            raise ConfigError(f"{given} is of servers that --sglang-launch starts; add that, or leave it out")
     if args.sglang_launch is not None:
         _check_launcher(args.sglang_python or sys.executable, args.sglang_module)
 

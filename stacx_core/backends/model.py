@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,7 +126,8 @@ def load_model(
     ``fresh_head`` the checkpoint must bring it.
 
     Raises:
-        ModelError: The checkpoint cannot be read, lacks weights, or its attention cannot be packed.
+        ModelError: The checkpoint cannot be read, lacks weights or has some of other shapes, or its attention cannot be
+            packed.
     """
     _check_folder(checkpoint)
     kind, extra = (
@@ -133,11 +135,17 @@ def load_model(
     )
     try:
         loaded: Any = kind.from_pretrained(
-            checkpoint, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **extra
+            checkpoint,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # They are refused below, by name.
+            **extra,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load a language model with head {head!r} from {checkpoint!r}: {error}") from error
     model: nn.Module = loaded[0]
+    _refuse_misshapen(checkpoint, loaded[1]["mismatched_keys"])
     absent = set(loaded[1]["missing_keys"])
     if head == "scalar":
         fresh = _start_at_zero(model, absent)
@@ -155,6 +163,11 @@ def load_model(
     use_onednn(model)
     check_packing(model)
     return model
+
+
+def _refuse_misshapen(checkpoint: str, found: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    for name, shape, wanted in sorted(found):
+        raise ModelError(f"{checkpoint!r}: {name!r} has shape {tuple(shape)}, its config wants {tuple(wanted)}")
 
 
 def output_head(model: nn.Module) -> nn.Module:

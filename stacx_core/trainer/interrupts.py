@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._pending:
+            os.write(2, b"error: interrupted again, without saving\n")
             raise SystemExit(ExitCode.INTERRUPTED)
         self._pending = True
         if not self._held:

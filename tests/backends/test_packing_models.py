@@ -184,6 +184,14 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(checkpoint: Path, tmp_path:
         load_model(str(tmp_path), torch.float32, CPU)
 
 
+def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    weights = {**model.state_dict(), "model.norm.weight": torch.zeros(3)}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ModelError, match=r"'model\.norm\.weight' has shape \(3,\), its config wants \(\d+,\)"):
+        load_model(str(tmp_path), torch.float32, CPU)
+
+
 def test_the_context_is_what_the_config_says(checkpoint: Path) -> None:
     assert context_length(str(checkpoint)) == 32
 

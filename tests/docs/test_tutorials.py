@@ -15,10 +15,20 @@ from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import ConfigFile
 
 ROOT = Path(__file__).parents[2]
-OF_SGLANG = {"--base-gpu-id", "--enable-deterministic-inference", "--mem-fraction-static"}
+OF_SGLANG = {
+    "--attention-backend",
+    "--base-gpu-id",
+    "--disable-overlap-schedule",
+    "--enable-deterministic-inference",
+    "--max-total-tokens",
+    "--mem-fraction-static",
+    "--sampling-backend",
+    "--sleep-on-idle",
+}
 OF_ROUTERS = {"--balance-abs-threshold", "--disable-health-check", "--host", "--policy", "--port"}
-NOT_OURS = {"--no-deps", "--check", "--help", "--list", "--reinforce-baseline", "--strict"} | OF_SGLANG | OF_ROUTERS
-"""Options of click, of docs/generate.py, nox and mypy, and of the example package, which is not installed."""
+OTHERS = {"--no-deps", "--check", "--collect-only", "--help", "--list", "--reinforce-baseline", "--strict"}
+NOT_OURS = OTHERS | OF_SGLANG | OF_ROUTERS
+"""Options of click, of docs/generate.py, nox, pytest and mypy, and of the example package, which is not installed."""
 
 
 def lines(text: str) -> list[str]:

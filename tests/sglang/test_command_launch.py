@@ -183,6 +183,7 @@ def test_servers_are_replaced_and_ctrl_c_leaves_nothing(launched: Any, traces: A
     assert run.end() == 130, run.said()
     assert "interrupted; saved after rollout" in run.said()
     eventually(lambda: not traces.all() and not held(grip))
+    assert not (run.folder / "sglang" / "weights").exists()
     lines = run.lines()
     assert all(math.isfinite(value) for line in lines for value in line.values())
     assert max(line["train/train_rollout_abs_diff"] for line in lines) < 1e-4

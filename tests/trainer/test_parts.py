@@ -69,7 +69,9 @@ def test_only_the_syncs_that_apply_are_active(host_args: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_until_the_weights_are_consistent(number: signal.Signals) -> None:
+def test_a_signal_waits_until_the_weights_are_consistent(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
     interrupts = Interrupts()
     before = signal.getsignal(signal.SIGINT)
     reached = []
@@ -86,6 +88,7 @@ def test_a_signal_waits_until_the_weights_are_consistent(number: signal.Signals)
             os.kill(os.getpid(), number)
     assert reached == ["end of the update"]
     assert second.value.code == 130
+    assert capfd.readouterr().err == "error: interrupted again, without saving\n"
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -120,12 +120,16 @@ def parent_of(entry: Path) -> int | None:
 
 
 def shared_memory(process: int) -> set[str]:
-    """Files of /dev/shm that a process has mapped."""
+    """Files of /dev/shm that a process has mapped.
+
+    They are told by their inode: a semaphore is mapped under a name of the moment, and then renamed.
+    """
     try:
         lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
     except OSError:
         return set()
-    return {line[at:] for line in lines if (at := line.find(SHARED_MEMORY)) >= 0 and not line.endswith("(deleted)")}
+    mapped = {line.split()[4] for line in lines if SHARED_MEMORY in line}
+    return {file.path for file in os.scandir(SHARED_MEMORY) if str(file.inode()) in mapped} if mapped else set()
 
 
 def control(option: int, value: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class PolicyServers(SGLangEngine):
         sync: Brings weights to servers.
         watcher: Of the servers: replaces those that this run started, and leaves out others while they are silent.
         router: In front of the servers; without one, requests go to them.
+        scratch: A folder that only the servers need; removed when they are ended.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class PolicyServers(SGLangEngine):
         sync: WeightSync,
         watcher: Supervisor | HealthWatch,
         router: Router | None = None,
+        scratch: Path | None = None,
     ) -> None:
         vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[operator, union-attr]
         pool = servers if router is None else router.pool
@@ -63,6 +66,7 @@ class PolicyServers(SGLangEngine):
         self.servers = servers
         self.sync = sync
         self.watcher = watcher
+        self.scratch = scratch
         self.labels: set[str] = set()
         self._model, self._version, self._closed = model, 0, False
         self._at_rest = threading.Lock()
@@ -139,6 +143,8 @@ class PolicyServers(SGLangEngine):
         self._closed = True
         with self.weights_at_rest():
             self.watcher.close()
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> PolicyServers:
@@ -159,12 +165,15 @@ def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerB
     router = None if args.sglang_router is None else Router(args.sglang_router, servers)
     if router is not None:
         router.start()
-    transport = make_transport(args.update_weight_mode, folder / "weights")
+    weights = folder / "weights"
+    transport = make_transport(args.update_weight_mode, weights)
     limits = limits_of(args)
     sync = WeightSync(
         transport, args.update_weight_buffer_size, limits.timeout, args.sglang_health_timeout, limits.waits
     )
-    return PolicyServers(servers, model, tokenizer, sync, watcher, router)
+    # Servers that outlive the run go on to name it as their model's folder.
+    scratch = weights if args.sglang_url is None else None
+    return PolicyServers(servers, model, tokenizer, sync, watcher, router, scratch)
 
 
 def _launched(args: Args, folder: Path) -> tuple[Supervisor, ServerPool]:

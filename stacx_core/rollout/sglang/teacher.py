@@ -17,6 +17,7 @@ from stacx_core.rollout.sglang.engine import SGLangEngine
 from stacx_core.rollout.sglang.identity import ServedPaths, served_paths
 from stacx_core.rollout.sglang.pool import Limits, ServerPool, servers_of
 from stacx_core.rollout.sglang.scorer import ServerScorer, settled
+from stacx_core.rollout.sglang.whole import check_whole
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherScore, TeacherTurn
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class SGLangTeacher:
 
     Raises:
         ConfigError: No or several models are served, the tokenizer gives an id another meaning than the policy's
-            does, or the servers cannot score at the sampling temperature.
+            does, the checkpoint lacks weights, or the servers cannot score at the sampling temperature.
         EngineError: A server does not answer.
     """
 
@@ -62,6 +63,7 @@ class SGLangTeacher:
         policy = vocabulary_size(args.hf_checkpoint)
         if size is None:
             raise ConfigError(f"the config of the teacher {folder!r} does not tell the size of its vocabulary")
+        check_whole(FLAG, served.model)
         stops = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
         # The guard asks again what failed; here a request is sent once.
         self._engine = SGLangEngine(self.pool, stops, size, tries=1)

@@ -47,17 +47,28 @@ class Pages(BaseHTTPRequestHandler):
         pass
 
 
-def litter() -> mmap.mmap:
-    """What a killed server leaves behind: shared memory, a socket, and a process of another session that uses both."""
-    path = Path(f"/dev/shm/stacx-fake-{given.mark}-{os.getpid()}")
-    path.write_bytes(bytes(4096))
+def litter() -> list[mmap.mmap]:
+    """What a killed server leaves behind: shared memory, a socket, and a process of another session that uses both.
+
+    One file gets its name once it is mapped, as the C library does with semaphores.
+    """
+    early, late, moment = (Path(f"/dev/shm/stacx-fake-{given.mark}-{os.getpid()}{end}") for end in ("", "s", "m"))
+    early.write_bytes(bytes(4096))
+    moment.write_bytes(bytes(32))
+    mapped = [map_file(early), map_file(moment)]
+    late.hardlink_to(moment)
+    moment.unlink()
     socket.socket(socket.AF_UNIX).bind(tempfile.mktemp())
-    with path.open("r+b") as stream:
-        mapped = mmap.mmap(stream.fileno(), 4096)
     if os.fork() == 0:
         os.setsid()
         time.sleep(1000)
     return mapped
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """All of it."""
+    with path.open("r+b") as stream:
+        return mmap.mmap(stream.fileno(), 0)
 
 
 if given.bad == "1":

@@ -19,9 +19,9 @@ def grpo(train: Any, checkpoint: Path, tmp_path: Path) -> Callable[..., Any]:
     folder = tmp_path / "weightless"
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
-    def run(*flags: str | Path) -> Any:
+    def run(*flags: str | Path, **environment: str) -> Any:
         given = ["--hf-checkpoint", folder, "--rm-type", "exact", "--num-rollout", "1", "--n-samples-per-prompt", "2"]
-        return train("grpo", *given, *flags)
+        return train("grpo", *given, *flags, **environment)
 
     return run
 
@@ -72,6 +72,12 @@ def test_contradictions_are_refused_before_a_model_is_loaded(grpo: Any, flags: A
     assert done.code == 2
     assert said in done.err
     assert "weightless" not in done.err
+
+
+def test_a_variable_that_has_no_effect_is_named(grpo: Any) -> None:
+    done = grpo(STACX_SGLANG_PYTHON=sys.executable)
+    assert done.code == 2
+    assert "STACX_SGLANG_PYTHON has no effect without --rollout-engine sglang" in done.err
 
 
 def test_a_dry_run_starts_no_server(grpo: Any, launcher: tuple[str, ...], tmp_path: Path) -> None:

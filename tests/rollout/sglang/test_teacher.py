@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from stacx_core import Args, ConfigError, Sample, SamplingParams, TeacherError, TeacherTurn
@@ -54,6 +56,32 @@ def load(checkpoint: Path, host_args: Callable[..., Args]) -> Callable[..., Guar
         return load_teacher(args, load_tokenizer(str(checkpoint)), scores=True)
 
     return build
+
+
+@pytest.fixture
+def changed(checkpoint: Path, tmp_path: Path) -> Callable[[Callable[[str], str | None]], str]:
+    """The tiny checkpoint with other names of its weights; one that is named ``None`` is left out."""
+
+    def make(name: Callable[[str], str | None]) -> str:
+        folder = tmp_path / "changed"
+        shutil.copytree(checkpoint, folder)
+        weights = load_file(folder / "model.safetensors")
+        renamed = {name(old): tensor for old, tensor in weights.items() if name(old)}
+        save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+        return str(folder)
+
+    return make
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(fake: Any, load: Any, changed: Any) -> None:
+    lost = "model.layers.1.mlp.up_proj.weight"
+    folder = changed(lambda name: None if name == lost else name)
+    with pytest.raises(ConfigError, match=rf"{folder!r} lacks 1 weights, first {lost!r}"):
+        load(fake(model=folder))
+
+
+def test_a_checkpoint_with_names_of_its_own_is_let_pass(fake: Any, load: Any, changed: Any) -> None:
+    load(fake(model=changed(lambda name: f"transformer.{name}")))
 
 
 def test_it_scores_queries_and_acts(fake: Any, load: Any) -> None:

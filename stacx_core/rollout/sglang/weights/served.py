@@ -117,11 +117,12 @@ async def ask(server: WeightServer, timeout: float, waits: Sequence[float] = ())
         about = await _patiently(server, "/server_info", timeout, waits)
     try:
         config = AutoConfig.from_pretrained(model["model_path"])
-        layout = _layout(config.model_type, config.to_json_string())
+        layout = layout_of(config)
     except (OSError, ValueError, KeyError) as error:
         raise WeightSyncError(
             f"{server.url} runs the model {model['model_path']!r}, whose config cannot be read here: {error}",
-            "names and shapes are compared before weights are sent: put the folder at the same path on both machines",
+            "names and shapes are compared before weights are sent: put the folder at the same path on both machines, "
+            "or start the server anew if the folder was removed",
             url=server.url,
         ) from error
     return ServedModel(
@@ -158,6 +159,16 @@ def _blaming(url: str, failure: str, *hints: str) -> Iterator[None]:
         yield
     except EngineError as error:
         raise WeightSyncError(f"{failure}: {error}", *hints, url=url) from error
+
+
+def layout_of(config: PreTrainedConfig) -> Layout:
+    """The layout of a config's model.
+
+    Raises:
+        ValueError: It is no language model.
+        KeyError: Its type is unknown.
+    """
+    return _layout(config.model_type, config.to_json_string())
 
 
 @lru_cache(maxsize=8)

@@ -52,6 +52,9 @@ class Learner(Protocol):
             Names of the folders in it that hold a model.
         """
 
+    def close(self) -> None:
+        """Let go of the processes that hold the roles; more than once is fine."""
+
 
 def policy_role(roles: Iterable[ModelRole]) -> ModelRole:
     """The role whose model the engine generates with; in a recipe without one, the first."""
@@ -135,6 +138,9 @@ class LocalLearner:
         for worker in kept.values():
             worker.save(folder)
         return kept.keys()
+
+    def close(self) -> None:
+        """See :class:`Learner`; there are none."""
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
         """A copy of the batch for each trained role, after forward passes, syncs and the role's whole-batch stages.

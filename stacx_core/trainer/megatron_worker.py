@@ -6,6 +6,7 @@ Every process of a role makes the same calls with the same whole batch, and gets
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 import pluggy
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from stacx_core.backends.megatron.conversion.checkpoint import write
 from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.loading import load
 from stacx_core.backends.megatron.layout import Layout
@@ -109,6 +111,17 @@ class MegatronWorker(RoleWorker):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`RoleWorker`; all processes iterate at the same time, and the first one gets the weights."""
         yield from export(self.stage, self.stage.hf_config, self.layout)
+
+    def save(self, folder: Path) -> None:
+        """See :class:`RoleWorker`; the first process writes."""
+        own = folder / self.role.name
+        if dist.get_rank() == 0:
+            own.mkdir(parents=True, exist_ok=True)
+            self.stage.hf_config.save_pretrained(own)
+            write(self.weights(), own)
+        else:
+            for _ in self.weights():
+                pass
 
     def _run(self, batch: Batch, cut: Sequence[Sequence[int]], finish: Finish) -> None:
         """Run this replica's share of the micro-batches.

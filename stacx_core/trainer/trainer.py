@@ -73,7 +73,7 @@ class StacxTrainer:
             KeyboardInterrupt: After a checkpoint of the last completed rollout was saved.
         """
         last: dict[str, float] = {}
-        with self._interrupts.installed(), closing(self.parts.engine):
+        with self._interrupts.installed(), closing(self.parts.learner), closing(self.parts.engine):
             self._send_weights()
             self._probe_parity()
             with self._rollouts:

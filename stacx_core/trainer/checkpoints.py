@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from stacx_core.errors import CheckpointError
+from stacx_core.errors import CheckpointError, WorkerError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -39,11 +39,15 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
 
     Raises:
         CheckpointError: It cannot be written, say because the disk is full; the earlier ones are as they were.
+        WorkerError: A process that writes a part of it died.
     """
     final = folder / checkpoint_name(rollout)
     temporary = folder / (_TEMPORARY + final.name)
     try:
         _write_whole(temporary, write)
+    except WorkerError:  # not the disk's fault
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     except Exception as error:  # a full disk is an OSError, a RuntimeError or a bare Exception, by what is written
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(

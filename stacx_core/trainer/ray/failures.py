@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -9,6 +10,10 @@ import torch.distributed as dist
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from stacx_core.errors import StacxError, WorkerError
+
+
+COLOUR = re.compile(r"\x1b\[\d+m")
+"""In Ray's tracebacks."""
 
 
 class Kind(IntEnum):
@@ -52,8 +57,8 @@ class Failure:
         kind = Kind.ALONE if _is_of_a_collective(cause) else Kind.RAISED
         if isinstance(problem, RayError) and not isinstance(problem, RayTaskError):
             return cls(Kind.LOST, WorkerError(f"{where} was lost: {str(problem).splitlines()[0]}"))
-        trace = problem.traceback_str.splitlines() if isinstance(problem, RayTaskError) else ()
         text = str(cause).strip().splitlines()
+        trace = COLOUR.sub("", str(problem)).splitlines() if isinstance(problem, RayTaskError) else ()
         return cls(kind, WorkerError(f"{where} failed: {type(cause).__name__}: {text[0] if text else ''}", *trace))
 
     @classmethod
@@ -77,7 +82,7 @@ def _is_of_a_collective(error: BaseException) -> bool:
 
 
 def _reason(problem: RayActorError) -> str:
-    """The line of Ray's message that says why."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in ("exit", "died", "dead", "killed", "OOM"))]
-    return (telling or lines or [type(problem).__name__])[-1]
+    """Why an actor died, of the many lines in which Ray tells it."""
+    text = " ".join(str(problem).split())
+    found = re.search(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes| \(\d\)|$)", text)
+    return f"{found[1]}: {found[2]}" if found else text

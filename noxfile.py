@@ -21,7 +21,7 @@ REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitline
 TORCH = next(line for line in REQUIREMENTS if line.startswith("torch=="))
 SGLANG = "sglang==0.5.23"
 
-CI_SESSIONS = ("lint", "types", "docs", "trl", "wheels", "sglang")
+CI_SESSIONS = ("lint", "types", "docs", "parallel", "trl", "wheels", "sglang")
 """What CI runs after the README's test command."""
 
 nox.needs_version = ">=2025.5"
@@ -137,6 +137,12 @@ def docs(session: nox.Session) -> None:
     """The generated reference is up to date, and what the documentation shows is what the code is."""
     session.run(sys.executable, "docs/generate.py", "--check")
     python(session, "pytest", "tests/docs", "--quiet")
+
+
+@nox.session(venv_backend="none")
+def parallel(session: nox.Session) -> None:
+    """Every installed recipe gives the same on one process and on several, in each layout."""
+    python(session, "stacx_core", "check", "--all", "--parallel")
 
 
 @nox.session

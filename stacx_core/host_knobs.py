@@ -169,6 +169,7 @@ _EVAL = (
 _OUTPUT = (
     Knob("output_dir", str, None, "Folder of the run: config, metrics, checkpoints.", "output"),
     Knob("save_interval", int, None, "Rollouts between checkpoints; unset saves at the end.", "output", minimum=1),
+    Knob("async_save", bool, False, "Go on training while a checkpoint is written.", "output"),
     Knob("keep_checkpoints", int, 2, "Complete checkpoints to keep.", "output", minimum=1),
     Knob("resume", str, "never", "Go on from the newest complete checkpoint (auto) or from the one named.", "output",
          flag_value="auto", check=_not_empty),

@@ -29,7 +29,9 @@ from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
 from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, variants
 from stacx_core.trainer.forwards import REFERENCE_KEY, own_key
+from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.parallelism import check_megatron, needs_megatron
+from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.syncs import active_syncs
 
 TOLERANCE = 1e-5
@@ -87,16 +89,18 @@ class UpdateJob:
 
     def run(self, rank: int = 0, ranks: int = 1) -> Update | None:
         """The update; ``None`` on other ranks than the first."""
-        from stacx_core.trainer.roles import local_learner
+        learner = self.learner(ranks)
+        metrics = learner.update(copy.deepcopy(self.batch), completed=0)
+        weights = {name: dict(worker.weights()) for name, worker in learner.workers.items() if worker.optimizer}
+        return Update(metrics, weights) if rank == 0 else None
 
+    def learner(self, ranks: int) -> LocalLearner:
+        """The recipe's roles, or this process's part of them."""
         disable_progress_bar()
         torch.manual_seed(0)
         if self.args.backend == "megatron":
             _initialize(self.args, ranks)
-        learner = local_learner(self.config, self.args, None, num_rollout=1)
-        metrics = learner.update(copy.deepcopy(self.batch), completed=0)
-        weights = {name: dict(worker.weights()) for name, worker in learner.workers.items() if worker.optimizer}
-        return Update(metrics, weights) if rank == 0 else None
+        return local_learner(self.config, self.args, None, num_rollout=1)
 
 
 def _initialize(args: Args, ranks: int) -> None:

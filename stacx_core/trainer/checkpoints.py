@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stacx_core.errors import CheckpointError, WorkerError
@@ -41,19 +42,27 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
         CheckpointError: It cannot be written, say because the disk is full; the earlier ones are as they were.
         WorkerError: A process that writes a part of it died.
     """
+    begin_checkpoint(folder, rollout, write)
+    return finish_checkpoint(folder, rollout, lambda: None, keep)
+
+
+def begin_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None]) -> None:
+    """The first half of :func:`write_checkpoint`; ``write`` may go on writing when it returns."""
+    with _whole_or_absent(folder, rollout) as temporary:
+        remove_unfinished(folder)
+        temporary.mkdir(parents=True)
+        write(temporary)
+
+
+def finish_checkpoint(folder: Path, rollout: int, written: Callable[[], None], keep: int) -> Path:
+    """The second half of :func:`write_checkpoint`, once ``written`` has returned because all files are written."""
     final = folder / checkpoint_name(rollout)
-    temporary = folder / (_TEMPORARY + final.name)
-    try:
-        _write_whole(temporary, write)
-    except WorkerError:  # not the disk's fault
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    except Exception as error:  # a full disk is an OSError, a RuntimeError or a bare Exception, by what is written
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"cannot save {final}: {error}",
-            "the earlier checkpoints are as they were; mend the cause, then go on with --resume",
-        ) from error
+    with _whole_or_absent(folder, rollout) as temporary:
+        written()
+        files = {str(p.relative_to(temporary)): _fingerprint(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
+        (temporary / MANIFEST).write_text(json.dumps(files, indent=1))
+        for path in [*temporary.rglob("*"), temporary]:
+            _flush(path)
     if final.exists():
         shutil.rmtree(final)
     os.rename(temporary, final)
@@ -64,15 +73,27 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
     return final
 
 
-def _write_whole(temporary: Path, write: Callable[[Path], None]) -> None:
-    """Write all files of a checkpoint, its manifest last, through to the disk."""
-    remove_unfinished(temporary.parent)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in [*temporary.rglob("*"), temporary]:
-        _flush(path)
+@contextmanager
+def _whole_or_absent(folder: Path, rollout: int) -> Iterator[Path]:
+    """The temporary folder of a checkpoint, gone if something goes wrong.
+
+    Raises:
+        CheckpointError: Something did.
+        WorkerError: A process that writes a part of it died.
+    """
+    final = folder / checkpoint_name(rollout)
+    temporary = folder / (_TEMPORARY + final.name)
+    try:
+        yield temporary
+    except WorkerError:  # not the disk's fault
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    except Exception as error:  # a full disk is an OSError, a RuntimeError or a bare Exception, by what is written
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot save {final}: {error}",
+            "the earlier checkpoints are as they were; mend the cause, then go on with --resume",
+        ) from error
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,9 +54,9 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     checkpoint = resume_point(args)
     tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
-    if start and start["algorithm"] != args.algorithm:
-        raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
     if start:
+        assert checkpoint is not None
+        _check_same_kind(checkpoint, start, config, args)
         roll_in.restore(start["roll_in"])
     with ExitStack() as undo:
         learner = _learner(config, args, checkpoint, num_rollout)
@@ -84,6 +85,28 @@ def _learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num_ro
     from stacx_core.trainer.ray.learner import ray_learner  # Ray is an extra.
 
     return ray_learner(config, args, checkpoint, num_rollout)
+
+
+def _check_same_kind(checkpoint: Path, start: dict[str, Any], config: TrainingConfig, args: Args) -> None:
+    """Refuse to go on from a checkpoint that this run could not have written.
+
+    Raises:
+        CheckpointError: It is of another algorithm, or its optimizer's state of another backend.
+    """
+    if start["algorithm"] != args.algorithm:
+        raise CheckpointError(f"{checkpoint} is of algorithm {start['algorithm']!r}, this run is {args.algorithm!r}")
+    backend = start.get("backend", "torch")
+    if backend != args.backend:
+        models = " ".join(
+            f"--{(role.load_arg or 'hf_checkpoint').replace('_', '-')} {checkpoint / role.name}"
+            for role in config.roles
+            if role.trainable and (checkpoint / role.name).is_dir()
+        )
+        raise CheckpointError(
+            f"{checkpoint} was written by --backend {backend}, whose optimizer's state --backend {args.backend} "
+            "cannot take up",
+            f"go on with --backend {backend}, or begin a new run from its weights: {models}",
+        )
 
 
 def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBase, RollIn, Evaluation | None, int]:

@@ -52,6 +52,13 @@ class Learner(Protocol):
             Names of the folders in it that hold a model.
         """
 
+    def finish_save(self) -> None:
+        """Wait until all that :meth:`save` began to write is on disk; it may be called from another thread.
+
+        Raises:
+            Exception: Something could not be written.
+        """
+
     def close(self) -> None:
         """Let go of the processes that hold the roles; more than once is fine."""
 
@@ -138,6 +145,11 @@ class LocalLearner:
         for worker in kept.values():
             worker.save(folder)
         return kept.keys()
+
+    def finish_save(self) -> None:
+        """See :class:`Learner`."""
+        for worker in self.workers.values():
+            worker.finish_save()
 
     def close(self) -> None:
         """See :class:`Learner`; there are none."""

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from stacx_core.backends.megatron.conversion.checkpoint import write
 from stacx_core.backends.megatron.conversion.exporting import export
+from stacx_core.backends.megatron.conversion.folders import write_model
 from stacx_core.backends.megatron.conversion.loading import load
 from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage, build
@@ -50,6 +50,7 @@ class MegatronWorker(RoleWorker):
         specialization: The role's loss.
         args: The completed arguments, with the role's overrides in place.
         hook: The plugin hooks.
+        source: The Hugging Face checkpoint that the weights are of.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class MegatronWorker(RoleWorker):
         specialization: Specialization,
         args: Args,
         hook: pluggy.HookRelay,
+        source: str,
     ) -> None:
-        self.stage, self.layout = stage, layout
+        self.stage, self.layout, self.source = stage, layout, source
         self.replica = replicated(stage, layout) if role.trainable else stage
         super().__init__(role, stage, specialization, args, hook)
 
@@ -113,15 +115,24 @@ class MegatronWorker(RoleWorker):
         yield from export(self.stage, self.stage.hf_config, self.layout)
 
     def save(self, folder: Path) -> None:
-        """See :class:`RoleWorker`; the first process writes."""
-        own = folder / self.role.name
+        """See :class:`RoleWorker`; the first process writes the model, and each one its share of the optimizer's state.
+
+        Under ``--async-save`` that share is copied, and written while the run goes on.
+        """
+        self.finish_save()
+        weights = self.weights()
         if dist.get_rank() == 0:
-            own.mkdir(parents=True, exist_ok=True)
-            self.stage.hf_config.save_pretrained(own)
-            write(self.weights(), own)
-        else:
-            for _ in self.weights():
-                pass
+            model = folder / self.role.name
+            write_model(weights, model, self.stage.hf_config, self.dtype, self.stage.head, self.source)
+        for _ in weights:  # the others only send
+            pass
+        if isinstance(self.optimizer, MegatronOptimizer):
+            self._writing = self.optimizer.save(state_folder(folder, self.role.name), self.args.async_save)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """See :class:`RoleWorker`."""
+        if isinstance(self.optimizer, MegatronOptimizer):
+            self.optimizer.load(state_folder(folder, self.role.name))
 
     def _run(self, batch: Batch, cut: Sequence[Sequence[int]], finish: Finish) -> None:
         """Run this replica's share of the micro-batches.
@@ -178,4 +189,9 @@ def megatron_worker(
     config = load_config(checkpoint)
     stage = build(config, layout, dtype, role.head).to(pick_device(args.device))
     load(stage, config, layout, checkpoint)
-    return MegatronWorker(role, stage, layout, specialization, args, plugin_host().hook)
+    return MegatronWorker(role, stage, layout, specialization, args, plugin_host().hook, checkpoint)
+
+
+def state_folder(folder: Path, role: str) -> Path:
+    """Where a checkpoint has the sharded state of a role's optimizer."""
+    return folder / f"{role}.optimizer"

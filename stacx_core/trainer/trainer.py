@@ -24,9 +24,9 @@ from stacx_core.rollout.parity import probe_parity
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.ahead import AbortableEngine, RolloutsAhead, RolloutsInTurn, staleness
-from stacx_core.trainer.checkpoints import write_checkpoint
 from stacx_core.trainer.interrupts import Interrupts
 from stacx_core.trainer.learner import Learner
+from stacx_core.trainer.saving import Saver
 
 STATE_FILE = "trainer.json"
 logger = logging.getLogger(__name__)
@@ -63,6 +63,9 @@ class StacxTrainer:
         self._saved = self.completed if start else None
         self._position = parts.roll_in.state()
         self._rollouts = rollouts_of(parts, self.completed)
+        self._saver = Saver(
+            Path(self.args.output_dir) / "checkpoints", self.args.keep_checkpoints, self.args.async_save
+        )
         self._interrupts = Interrupts()
         self._held_out = held_out_batch(parts)
 
@@ -73,7 +76,7 @@ class StacxTrainer:
             KeyboardInterrupt: After a checkpoint of the last completed rollout was saved.
         """
         last: dict[str, float] = {}
-        with self._interrupts.installed(), closing(self.parts.learner), closing(self.parts.engine):
+        with self._interrupts.installed(), closing(self.parts.learner), closing(self.parts.engine), self._saver:
             self._send_weights()
             self._probe_parity()
             with self._rollouts:
@@ -170,17 +173,21 @@ class StacxTrainer:
         return metrics
 
     def save(self) -> None:
-        """Write a checkpoint of the last completed rollout, unless it is on disk already."""
+        """Write a checkpoint of the last completed rollout, unless there is one; see :class:`Saver`."""
         if self._saved == self.completed:
             return
-        folder = Path(self.args.output_dir) / "checkpoints"
-        write_checkpoint(folder, self.completed, self._write, self.args.keep_checkpoints)
+        self._saver.save(self.completed, self._write, self.parts.learner.finish_save)
         self._saved = self.completed
 
     def _write(self, folder: Path) -> None:
         for name in self.parts.learner.save(folder):
             self.parts.tokenizer.save_pretrained(folder / name)
-        state = {"rollout": self.completed, "roll_in": self._position, "algorithm": self.args.algorithm}
+        state = {
+            "rollout": self.completed,
+            "roll_in": self._position,
+            "algorithm": self.args.algorithm,
+            "backend": self.args.backend,
+        }
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1))
 
 

@@ -16,7 +16,8 @@ from stacx_core.backends.linear import row_multiple, suits_onednn
 from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import Optimizer, RoleOptimizer
 from stacx_core.backends.shared_prompts import share_prompts
-from stacx_core.backends.weights import checkpoint_tensors
+from stacx_core.backends.weights import checkpoint_tensors, first_names
+from stacx_core.backends.writing import Writing, copied, copied_tensor
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
 from stacx_core.data.packing import micro_batches, pack
@@ -52,6 +53,7 @@ class RoleWorker:
         self.specialization = specialization
         self.args = args
         self._hook = hook
+        self._writing: Writing | None = None
         self.optimizer = self.make_optimizer() if role.trainable else None
         if not role.trainable:
             model.requires_grad_(False)
@@ -209,10 +211,34 @@ class RoleWorker:
         yield from checkpoint_tensors(self.model).items()
 
     def save(self, folder: Path) -> None:
-        """Write the model into the folder of the role's name, and the optimizer's state beside it."""
-        self.model.save_pretrained(folder / self.role.name)  # type: ignore[operator]
-        if isinstance(self.optimizer, RoleOptimizer):
-            torch.save(self.optimizer.state_dict(), optimizer_file(folder, self.role.name))
+        """Write the model into the folder of the role's name, and the optimizer's state beside it.
+
+        Under ``--async-save`` both are copied, and written while the run goes on, until :meth:`finish_save`.
+        """
+        self.finish_save()
+        background, target = self.args.async_save, optimizer_file(folder, self.role.name)
+        weights = dict(self.model.state_dict())
+        state = self.optimizer.state_dict() if isinstance(self.optimizer, RoleOptimizer) else None
+        if background:
+            kept = {first: copied_tensor(weights[first]) for first in set(first_names(self.model).values())}
+            weights = {name: kept[first] for name, first in first_names(self.model).items()}
+            state = copied(state)
+
+        def write() -> None:
+            self.model.save_pretrained(folder / self.role.name, state_dict=weights)  # type: ignore[operator]
+            if state is not None:
+                torch.save(state, target)
+
+        self._writing = Writing(write, background)
+
+    def finish_save(self) -> None:
+        """Wait until what :meth:`save` began to write is on disk; it may be called from another thread.
+
+        Raises:
+            Exception: Something could not be written.
+        """
+        if self._writing is not None:
+            self._writing.finish()
 
     def load_optimizer(self, folder: Path) -> None:
         """Take up the optimizer's state that :meth:`save` wrote."""

@@ -226,6 +226,7 @@ def test_a_parallelism_that_is_not_claimed_is_refused() -> None:
     from stacx_core import ConfigError
     from stacx_core.trainer.parallelism import check_supported
 
-    check_supported(build(), "data_parallel")
+    config = build(supports=("data_parallel",))
+    check_supported(config, "data_parallel")
     with pytest.raises(ConfigError, match="recipe 'algo' does not support tensor_parallel; it supports data_parallel"):
-        check_supported(build(), "tensor_parallel")
+        check_supported(config, "tensor_parallel")

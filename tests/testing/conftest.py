@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from textwrap import dedent, indent
+from typing import Any
 
 import pytest
+
+from stacx_core.config import TrainingConfig
 
 SOUND = '''
 """A clipped policy gradient on group-normalised rewards, in which each part can be replaced."""
@@ -91,3 +97,24 @@ def sound_source() -> str:
 def make_source():
     """The function `plugin_source`."""
     return plugin_source
+
+
+@pytest.fixture(scope="module")
+def plant(
+    tmp_path_factory: pytest.TempPathFactory, sound_source: str, make_source: Callable[..., str]
+) -> Iterator[Callable[..., TrainingConfig]]:
+    """A function that builds the sound recipe with a method of its loss, its stage or its `check_args` replaced."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "sound.py").write_text(sound_source)
+    sys.path.insert(0, str(folder))
+
+    def make(name: str, loss: str = "", stage: str = "", **fields: Any) -> TrainingConfig:
+        (folder / f"{name}.py").write_text(make_source(name, name, "Planted.", loss, stage))
+        importlib.invalidate_caches()
+        importlib.import_module(name)
+        reference = {"stage": f"{name}:stage"} if stage else {}
+        config: TrainingConfig = importlib.import_module("sound").config(name, name, **reference, **fields)
+        return config
+
+    yield make
+    sys.path.remove(str(folder))

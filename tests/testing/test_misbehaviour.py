@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -18,27 +17,6 @@ from stacx_core.config import TrainingConfig
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.results import CHECKS, CheckResult
 from stacx_core.testing.suite import Suite
-
-
-@pytest.fixture(scope="module")
-def plant(
-    tmp_path_factory: pytest.TempPathFactory, sound_source: str, make_source: Callable[..., str]
-) -> Iterator[Callable[..., TrainingConfig]]:
-    """A function that builds the sound recipe with a method of its loss, its stage or its `check_args` replaced."""
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "sound.py").write_text(sound_source)
-    sys.path.insert(0, str(folder))
-
-    def make(name: str, loss: str = "", stage: str = "", **fields: Any) -> TrainingConfig:
-        (folder / f"{name}.py").write_text(make_source(name, name, "Planted.", loss, stage))
-        importlib.invalidate_caches()
-        importlib.import_module(name)
-        reference = {"stage": f"{name}:stage"} if stage else {}
-        config: TrainingConfig = importlib.import_module("sound").config(name, name, **reference, **fields)
-        return config
-
-    yield make
-    sys.path.remove(str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,15 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.parametrize("how", [(), ("--async-save",)])
 @pytest.mark.parametrize(("share", "file"), [(0.5, "model.safetensors"), (1.5, "policy.optimizer.pt")])
 def test_a_save_that_does_not_fit(
-    train: Any, child: Any, checkpoint: Path, sums: Path, tmp_path: Path, share: float, file: str
+    train: Any, child: Any, checkpoint: Path, sums: Path, tmp_path: Path, share: float, file: str, how: tuple[str, ...]
 ) -> None:
     """The weights do not fit, or the weights do and the moments, twice as large, do not."""
     assert train("sft", "--num-rollout", "1").code == 0
     limit = int(share * (checkpoint / "model.safetensors").stat().st_size)
-    given = ["train", "-c", tmp_path / "run" / "config.toml", "--resume", "--num-rollout", "2"]
+    given = ["train", "-c", tmp_path / "run" / "config.toml", "--resume", "--num-rollout", "2", *how]
     done = child("-c", LIMITED, str(limit), *map(str, given))
     assert done.returncode == 1
     folder = tmp_path / "run" / "checkpoints"

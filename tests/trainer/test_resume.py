@@ -109,17 +109,18 @@ def test_a_run_killed_in_the_middle_of_a_rollout(
     assert lr == pytest.approx([1e-3 * (1 - 2 * i / 12) for i in range(6)])
 
 
+@pytest.mark.parametrize("how", [(), ("--async-save",)])
 def test_a_run_killed_in_the_middle_of_a_save(
-    stacx: Any, child: Any, metrics: Any, sft: Options, tmp_path: Path
+    stacx: Any, child: Any, metrics: Any, sft: Options, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     assert stacx(*sft("unbroken")).code == 0
-    done = child("-c", DIES_IN_ITS_SECOND_SAVE, *sft("killed"))
+    done = child("-c", DIES_IN_ITS_SECOND_SAVE, *sft("killed"), *how)
     assert done.returncode == -signal.SIGKILL
     folder = tmp_path / "killed" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == [".writing-rollout_000004", "latest", "rollout_000002"]
     assert (folder / "latest").resolve().name == "rollout_000002"
-    assert rollouts(metrics, tmp_path / "killed") == [0, 1, 2, 3, 4]
-    resumed = stacx(*sft("killed"), "--resume")
+    assert rollouts(metrics, tmp_path / "killed")[:5] == [0, 1, 2, 3, 4]
+    resumed = stacx(*sft("killed"), "--resume", *how)
     assert resumed.code == 0, resumed.err
     assert_same_run(metrics, tmp_path / "unbroken", tmp_path / "killed")
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "rollout_000004", "rollout_000006"]
@@ -254,3 +255,12 @@ def test_loading_the_weights_alone_starts_the_schedule_anew(
     assert second[1]["train/lr"] == 1e-3
     assert second[0]["eval/reward_mean"] == first[-1]["eval/reward_mean"]
     assert second[1]["train/updates"] == 1
+
+
+def test_a_checkpoint_of_another_backend_is_refused(stacx: Any, sft: Options, tmp_path: Path) -> None:
+    assert stacx(*sft("other"), "--num-rollout", "2").code == 0
+    checkpoint = tmp_path / "other" / "checkpoints" / "rollout_000002"
+    done = stacx(*sft("other"), "--resume", "--backend", "megatron")
+    assert done.code == 1
+    assert f"{checkpoint} was written by --backend torch, whose optimizer's state --backend megatron" in done.err
+    assert f"begin a new run from its weights: --hf-checkpoint {checkpoint / 'policy'}" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +10,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from stacx_core.backends.megatron.checkpoints import files
+from stacx_core.backends.megatron.checkpoints.optimizer_state import OptimizerState
 from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage
 from stacx_core.backends.optimizer import learning_rate
+from stacx_core.backends.writing import Writing
 from stacx_core.knobs import Args
 
 
@@ -74,3 +78,22 @@ class MegatronOptimizer:
         self._optimizer.step_with_ready_grads()
         self.updates += 1
         return lr
+
+    def save(self, folder: Path, background: bool) -> Writing:
+        """Write the state as a sharded checkpoint that any layout can take up, together with the other processes."""
+        parts = self._state(loading=False).parts() if self.updates else {}
+        return files.save({"updates": self.updates, **parts}, folder, background)
+
+    def load(self, folder: Path) -> None:
+        """Take up the state that :meth:`save` wrote, together with the other processes.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, or the state is of another model.
+        """
+        self.updates = files.common(folder)["updates"]
+        if self.updates:
+            state = self._state(loading=True)
+            state.restore(files.load(state.parts(), folder))
+
+    def _state(self, loading: bool) -> OptimizerState:
+        return OptimizerState(self.model.module, self._optimizer.chained_optimizers, self.updates, loading)

@@ -82,7 +82,7 @@ class PolicyServers(SGLangEngine):
     def update_weights(self, model: nn.Module, version: int) -> None:
         """See :class:`stacx_core.rollout.engine.RolloutEngine`.
 
-        A server that does not answer is taken out, and the others get the weights.
+        A server that does not answer, or stays too busy to say what it runs, is taken out; the others get the weights.
 
         Raises:
             WeightSyncError: A server answers that it did not take them; what it holds is not to be sampled from.
@@ -160,7 +160,10 @@ def policy_servers(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerB
     if router is not None:
         router.start()
     transport = make_transport(args.update_weight_mode, folder / "weights")
-    sync = WeightSync(transport, args.update_weight_buffer_size, args.sglang_timeout, args.sglang_health_timeout)
+    limits = limits_of(args)
+    sync = WeightSync(
+        transport, args.update_weight_buffer_size, limits.timeout, args.sglang_health_timeout, limits.waits
+    )
     return PolicyServers(servers, model, tokenizer, sync, watcher, router)
 
 

@@ -39,6 +39,11 @@ class Limits:
     retry_wait: float = 0.5
     timeout: float = 600.0
 
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Seconds before each further try."""
+        return tuple(self.retry_wait * 2**tried for tried in range(self.retries))
+
 
 class _State(Enum):
     UP = auto()

@@ -17,7 +17,7 @@ CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 3.0
 """How long an idle connection is kept: less than a server keeps it, so that no request meets its end."""
 
-RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+BUSY = frozenset({408, 425, 429, 502, 503, 504})
 GOOD = range(200, 300)
 SAID = 500
 """Characters of a server's own words in a message."""
@@ -29,6 +29,10 @@ class ServerUnavailable(EngineError):
 
 class ServerSilent(ServerUnavailable):
     """No answer at all: nobody listens, the connection broke, or the time was over."""
+
+
+class ServerBusy(ServerUnavailable):
+    """An answer that there is none now, such as 503, of the server or of something in front of it."""
 
 
 class WrongAnswer(ServerUnavailable):
@@ -75,7 +79,8 @@ class SGLangServer:
 
         Raises:
             ServerSilent: Refused, reset or late connections.
-            ServerUnavailable: Statuses worth another try, or broken JSON.
+            ServerBusy: Statuses that tell to come back later.
+            ServerUnavailable: Status 500, or broken JSON.
             ServerRefused: Any other status than one of success.
         """
         return await self._call("POST", path, json.dumps(body).encode(), timeout)
@@ -108,8 +113,7 @@ class SGLangServer:
         except TimeoutError as error:
             raise ServerSilent(f"{self.url}{path}: no answer within {timeout:g} seconds") from error
         if answer.status not in GOOD:
-            kind = ServerUnavailable if answer.status in RETRYABLE else ServerRefused
-            raise kind(f"{self.url}{path} answered {answer.status}: {_words(said)}")
+            raise _error_kind(answer.status)(f"{self.url}{path} answered {answer.status}: {_words(said)}")
         if not said:
             return None
         if "json" not in answer.content_type:
@@ -118,6 +122,12 @@ class SGLangServer:
             return json.loads(said)
         except ValueError as error:
             raise ServerUnavailable(f"{self.url}{path} answered with broken JSON: {_words(said)}") from error
+
+
+def _error_kind(status: int) -> type[EngineError]:
+    if status in BUSY:
+        return ServerBusy
+    return ServerUnavailable if status == 500 else ServerRefused
 
 
 def _words(said: bytes) -> str:

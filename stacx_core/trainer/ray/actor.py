@@ -57,7 +57,10 @@ class Bridge:
 
 
 class RoleActor:
-    """An actor: its methods are called on all actors of a pool at the same time, but for `home`, `ping` and `store`."""
+    """An actor: its methods are called on all actors of a pool at the same time, but for `home`, `ping` and `store`.
+
+    Those of a concurrency group run beside the others.
+    """
 
     def __init__(self) -> None:
         self._stores: list[dist.Store] = []
@@ -145,6 +148,11 @@ class RoleActor:
     def save(self, folder: Path) -> list[str] | None:
         """See :class:`stacx_core.trainer.learner.Learner`."""
         return self._first(list(self.learner.save(folder)))
+
+    @ray.method(concurrency_group="saving")  # type: ignore[untyped-decorator]
+    def finish_save(self) -> None:
+        """See :class:`stacx_core.trainer.learner.Learner`."""
+        self.learner.finish_save()
 
     def weights(self, most: int) -> Iterator[Bucket]:
         """The policy's weights in buckets of at most so many bytes; other ranks than the first give none."""

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from stacx_core.errors import WorkerError
+from stacx_core.errors import StacxError, WorkerError
 from stacx_core.trainer.pools import Pool
 from stacx_core.trainer.ray.actor import Home, RoleActor
 from stacx_core.trainer.ray.cluster import Cluster
@@ -46,6 +46,7 @@ class Crew:
             for rank, actor in enumerate(_actors(cluster, index, pool))
         ]
         self._homes: dict[int, Home] = {}
+        self._failed: StacxError | None = None
         self._watch = Watch(self.members, seconds)
 
     def of(self, pool: str) -> list[Member]:
@@ -69,6 +70,7 @@ class Crew:
         self, args: dict[int, Sequence[Any]], method: str, members: Sequence[Member], seconds: float | None = None
     ) -> list[Any]:
         """As :meth:`call`, with arguments by the identity of the member."""
+        self._check()
         calls = {getattr(member.actor, method).remote(*args[id(member)]): member for member in members}
         answers = self._gather(calls, seconds)
         return [answers[id(member)] for member in members]
@@ -85,14 +87,25 @@ class Crew:
                     try:
                         answers[id(member)] = ray.get(ref)
                     except Exception as problem:
-                        raise self._first(Failure.of(member.where, problem), waiting).error from problem
-                self._watch.check()
+                        raise self._first(Failure.of(member.where, problem), waiting) from problem
+                self._check()
                 if deadline and time.monotonic() > deadline:
                     late = ", ".join(member.where for member in waiting.values())
                     raise WorkerError(f"{late}: not ready after {seconds:g} s")
         return answers
 
-    def _first(self, failure: Failure, waiting: dict[Any, Member]) -> Failure:
+    def _check(self) -> None:
+        """Raise what made a call fail, or what the watch has found: processes may wait for those that failed."""
+        if self._failed is not None:
+            raise self._failed
+        self._watch.check()
+
+    def _first(self, failure: Failure, waiting: dict[Any, Member]) -> StacxError:
+        """What the run ends with, which a failed process made known or one that it stood alone without."""
+        self._failed = self._cause(failure, waiting).error
+        return self._failed
+
+    def _cause(self, failure: Failure, waiting: dict[Any, Member]) -> Failure:
         """The cause of a failure that may have another one: what another actor raises, or its death."""
         deadline = time.monotonic() + self._seconds + MARGIN_SECONDS
         while failure.kind is Kind.ALONE and time.monotonic() < deadline:
@@ -114,6 +127,7 @@ class Crew:
         Raises:
             StacxError, WorkerError: See :meth:`call`.
         """
+        self._check()
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2}
         streams = [getattr(member.actor, method).options(**streaming).remote(*args) for member in to]
         waiting = {stream.completed(): member for stream, member in zip(streams, to, strict=True)}
@@ -121,7 +135,7 @@ class Crew:
         with self._watch.attended():
             while True:
                 ready, _ = ray.wait([source], timeout=TICK)
-                self._watch.check()
+                self._check()
                 if not ready:
                     continue
                 try:
@@ -129,7 +143,7 @@ class Crew:
                 except StopIteration:
                     break
                 except Exception as problem:
-                    raise self._first(Failure.of(to[0].where, problem), waiting).error from problem
+                    raise self._first(Failure.of(to[0].where, problem), waiting) from problem
                 yield item
         self._gather(waiting)
 
@@ -161,7 +175,7 @@ class Crew:
 
 def _actors(cluster: Cluster, index: int, pool: Pool) -> Iterator[Any]:
     """The actors of a pool, by rank, each in the bundle of its node."""
-    kind = ray.remote(concurrency_groups={"ping": 1})(RoleActor)
+    kind = ray.remote(concurrency_groups={"ping": 1, "saving": 1})(RoleActor)
     for bundle, count in enumerate(pool.nodes):
         strategy = PlacementGroupSchedulingStrategy(cluster.groups[index], placement_group_bundle_index=bundle)
         for _ in range(count):

@@ -70,6 +70,10 @@ class RayLearner:
         """See :class:`stacx_core.trainer.learner.Learner`; all nodes must see the folder."""
         return [name for names in self._crew.call("save", folder.resolve()) for name in names or ()]
 
+    def finish_save(self) -> None:
+        """See :class:`stacx_core.trainer.learner.Learner`."""
+        self._crew.call("finish_save")
+
     def close(self) -> None:
         """End all processes, and the Ray that this run started."""
         if self._closed:

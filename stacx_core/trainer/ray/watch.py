@@ -65,11 +65,12 @@ class Watch:
     @contextmanager
     def attended(self) -> Iterator[None]:
         """The main thread looks at :attr:`failure` itself within the block."""
-        self._attending += 1
+        main = threading.current_thread() is threading.main_thread()
+        self._attending += main
         try:
             yield
         finally:
-            self._attending -= 1
+            self._attending -= main
 
     def check(self) -> None:
         """Raise what the run ends with, if a process has failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import socket
 import threading
@@ -172,6 +173,22 @@ def test_a_server_that_stops_before_an_update_is_left_out(
     assert (stopping.version, other.version) == ("0", "2")
 
 
+def test_a_server_too_busy_to_say_what_it_runs_is_asked_again(grpo: Any, serve: Any) -> None:
+    server = serve()
+    server.faults_of["/server_info"] = deque([None, 503, 503])
+    done, _ = grpo([server])
+    assert done.code == 0, done.err
+    assert server.version == "2"
+
+
+def test_a_server_that_stays_too_busy_for_an_update_is_left_out(grpo: Any, serve: Any) -> None:
+    busy, other = serve(), serve()
+    busy.faults_of["/server_info"] = deque([None, 503, 503, 503])
+    done, _ = grpo([busy, other], "--sglang-retries", "2")
+    assert done.code == 0, done.err
+    assert (busy.version, other.version) == ("0", "2")
+
+
 BUCKETS = ("--update-weight-mode", "tensor", "--update-weight-buffer-size", "60000")
 """Two to an update."""
 
@@ -207,6 +224,26 @@ def test_the_last_server_that_breaks_in_a_second_bucket_ends_the_run(grpo: Any, 
     assert done.code == 1
     assert "no SGLang server is left; the first was lost because bucket 2 of 2" in done.err
     assert len(server.bodies) == RESPONSES
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may be larger than 30 kB; a full disk says no in the same places."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_weights_that_cannot_be_written_end_the_run(grpo: Any, serve: Any, tmp_path: Path) -> None:
+    server = serve()
+    done, _ = grpo([server])
+    weights = tmp_path / "run" / "sglang" / "weights"
+    assert done.code == 1
+    assert f"error: the weights cannot be written to {weights}: " in done.err
+    assert list(weights.iterdir()) == []
+    assert server.bodies == []
 
 
 def test_a_rollout_whose_weights_are_refused_keeps_its_line(

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from stacx_core.errors import WeightSyncError
@@ -42,7 +43,8 @@ class DiskTransport(Transport):
         """
         try:
             await asyncio.to_thread(self._write, plan, version)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # The latter of a full disk.
+            shutil.rmtree(self._partial(version), ignore_errors=True)
             raise WeightSyncError(f"the weights cannot be written to {self.folder}: {error}") from error
 
     async def send(self, plan: Plan, version: str, timeout: float) -> None:
@@ -58,7 +60,7 @@ class DiskTransport(Transport):
 
     def _write(self, plan: Plan, version: str) -> None:
         """Write under another name first: a server that reads half a checkpoint dies of it."""
-        partial, final = self.folder / f".{version}.partial", self.folder / version
+        partial, final = self._partial(version), self.folder / version
         self._held |= {target.url: {target.path, str(final)} for target in plan.targets}
         self._forget({target.path for target in plan.targets})
         for leftover in (partial, final):
@@ -73,6 +75,9 @@ class DiskTransport(Transport):
         plan.targets[0].config.save_pretrained(partial)
         partial.rename(final)
         self._written = [*(folder for folder in self._written if folder != final), final]
+
+    def _partial(self, version: str) -> Path:
+        return self.folder / f".{version}.partial"
 
     def _forget(self, in_use: set[str]) -> None:
         """Remove checkpoints that no server uses. A server that is away may be back: its config is asked for then."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +16,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from stacx_core.backends.weights import checkpoint_tensors, first_names
 from stacx_core.errors import EngineError, WeightSyncError
+from stacx_core.rollout.sglang.server import ServerBusy, ServerSilent
+
+logger = logging.getLogger(__name__)
 
 
 class WeightServer(Protocol):
@@ -96,15 +101,20 @@ class ServedModel:
             return answer
 
 
-async def ask(server: WeightServer, timeout: float) -> ServedModel:
+async def ask(server: WeightServer, timeout: float, waits: Sequence[float] = ()) -> ServedModel:
     """Ask a server what it runs, and read that model's config.
+
+    Args:
+        server: Which.
+        timeout: Seconds for an answer.
+        waits: Seconds before it is asked again when it is too busy to answer, once for each.
 
     Raises:
         WeightSyncError: It does not answer, or the config cannot be read on this machine.
     """
     with _blaming(server.url, "a server does not say what it runs"):
-        model = await server.get("/model_info", timeout)
-        about = await server.get("/server_info", timeout)
+        model = await _patiently(server, "/model_info", timeout, waits)
+        about = await _patiently(server, "/server_info", timeout, waits)
     try:
         config = AutoConfig.from_pretrained(model["model_path"])
         layout = _layout(config.model_type, config.to_json_string())
@@ -126,6 +136,19 @@ async def ask(server: WeightServer, timeout: float) -> ServedModel:
         about.get("quantization") is None and about.get("tp_size", 1) == about.get("pp_size", 1) == 1,
         str(model.get("weight_version")),
     )
+
+
+async def _patiently(server: WeightServer, path: str, timeout: float, waits: Sequence[float]) -> Any:
+    for wait in waits:
+        try:
+            return await server.get(path, timeout)
+        except ServerBusy as error:
+            logger.warning("%s", error)
+            await asyncio.sleep(wait)
+    try:
+        return await server.get(path, timeout)
+    except ServerBusy as error:
+        raise ServerSilent(f"{error}, asked {len(waits) + 1} time(s)") from error
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class WeightSync:
         timeout: Seconds that a server has for one answer, and a few for each after a failure.
         patience: Seconds that it has to say what it runs and to stop generating, by which a dead one is noticed;
             ``timeout`` by default.
+        waits: Seconds before a server that is too busy to say what it runs is asked again, once for each.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class WeightSync:
         buffer_bytes: int = 512 * 2**20,
         timeout: float = 600.0,
         patience: float | None = None,
+        waits: Sequence[float] = (),
     ) -> None:
         self.transport = transport
         self.buffer_bytes = buffer_bytes
         self.timeout = timeout
         self.patience = timeout if patience is None else min(patience, timeout)
+        self.waits = waits
 
     async def update(self, servers: Sequence[WeightServer], weights: TrainedWeights, version: str) -> SyncReport:
         """Send the weights to all servers, and label them with ``version`` when every one has them.
@@ -80,7 +83,7 @@ class WeightSync:
             WeightSyncError: The weights do not fit a server, did not reach it, or arrived changed; or a server does not
                 answer, in which case its cause is the server's own error.
         """
-        targets = await everywhere(servers, lambda server: ask(server, self.patience))
+        targets = await everywhere(servers, lambda server: ask(server, self.patience, self.waits))
         plan = make_plan(targets, weights, self.buffer_bytes)
         await self.transport.prepare(plan, version)
         began = time.monotonic()

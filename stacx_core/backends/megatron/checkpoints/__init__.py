@@ -1,0 +1,1 @@
+"""Megatron's distributed checkpoints, which any layout of processes can take up."""

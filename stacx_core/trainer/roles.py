@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -116,13 +117,12 @@ def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, R
     if not away:
         answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
         return [channel for channels in answers if channels for channel in channels]
-    given = {"config": config, "args": args}
     found: list[SyncChannel] = []
     for implementation in plugin_host().hook.build_syncs.get_hookimpls():
         here = RolesHere(implementation.plugin_name, workers, away)
-        wanted = {**given, "roles": here}
+        wanted = {"config": config, "args": args, "roles": here}
         try:
-            channels = implementation.function(*(wanted[name] for name in implementation.argnames))
+            channels: Any = implementation.function(*(wanted[name] for name in implementation.argnames))
         except RoleElsewhereError:
             continue
         found += channels or ()

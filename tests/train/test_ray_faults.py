@@ -148,7 +148,9 @@ def test_a_stopped_process_is_named(start: Any, actors: Any, traces: Any, eventu
     os.kill(victim, signal.SIGSTOP)
     code, first = run.end()
     assert code == 1
-    assert re.match(rf"error: policy rank [01] \(process {victim} on [\d.]+\) does not answer for 10 s", first), run.lines
+    assert re.match(rf"error: policy rank [01] \(process {victim} on [\d.]+\) does not answer for 10 s", first), (
+        run.lines
+    )
     eventually(lambda: not left(traces))
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import ray
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from stacx_core.config import DataSync
@@ -27,6 +28,7 @@ from stacx_core.trainer.roles import Part, local_learner
 COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 """Longer than any step: the driver notices processes that died or stopped, and ends those that wait for them."""
 
+T = TypeVar("T")
 Address = tuple[str, int]
 
 
@@ -63,10 +65,10 @@ class RoleActor:
     """
 
     def __init__(self) -> None:
-        self._stores: list[dist.Store] = []
+        self._stores: list[c10d.Store] = []
         self._learner: LocalLearner | None = None
 
-    @ray.method(concurrency_group="ping")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="ping")
     def ping(self) -> None:
         """Answer, whatever else is under way."""
 
@@ -96,7 +98,11 @@ class RoleActor:
         device = torch.device("cuda" if gpu else "cpu")
         self._rank = rank
         dist.init_process_group(
-            "nccl" if gpu else "gloo", store=self._meeting(store), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+            "nccl" if gpu else "gloo",
+            store=self._meeting(store),
+            rank=rank,
+            world_size=size,
+            timeout=COLLECTIVE_TIMEOUT,
         )
         self._pairs: dict[str, Pair] = {}
         for bridge in bridges:
@@ -104,9 +110,9 @@ class RoleActor:
             pair = Pair(self._meeting(bridge.store), name, bridge.second, device, COLLECTIVE_TIMEOUT)
             self._pairs |= dict.fromkeys(bridge.roles, pair)
 
-    def _meeting(self, address: Address) -> dist.Store:
+    def _meeting(self, address: Address) -> c10d.Store:
         host, port = address
-        store: dist.Store = dist.TCPStore(host, port, None, False, COLLECTIVE_TIMEOUT)  # type: ignore[attr-defined]
+        store: c10d.Store = dist.TCPStore(host, port, None, False, COLLECTIVE_TIMEOUT)  # type: ignore[attr-defined]
         self._stores.append(store)
         return store
 
@@ -149,7 +155,7 @@ class RoleActor:
         """See :class:`stacx_core.trainer.learner.Learner`."""
         return self._first(list(self.learner.save(folder)))
 
-    @ray.method(concurrency_group="saving")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="saving")
     def finish_save(self) -> None:
         """See :class:`stacx_core.trainer.learner.Learner`."""
         self.learner.finish_save()
@@ -158,5 +164,5 @@ class RoleActor:
         """The policy's weights in buckets of at most so many bytes; other ranks than the first give none."""
         yield from buckets(self.learner.policy.weights(), most)
 
-    def _first(self, answer: Any) -> Any:
+    def _first(self, answer: T) -> T | None:
         return answer if self._rank == 0 else None

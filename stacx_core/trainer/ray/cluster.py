@@ -7,19 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 import torch
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.trainer.pools import Pool
-
-# Of the Ray that this process starts: it asks for no token, tells nobody of its use, and leaves the GPUs visible.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-import ray  # noqa: E402  It reads these when it is imported.
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group  # noqa: E402
 
 OBJECT_STORE_BYTES = 2**30
 """Shared memory of a private Ray: a rollout's batch, and a few buckets of weights on their way to the engine."""
@@ -89,7 +83,7 @@ class Cluster:
     def _place(self, pool: Pool) -> PlacementGroup:
         """Reserve a bundle on each of the pool's nodes."""
         bundles = [self._resources(count) for count in pool.nodes]
-        group = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK")
+        group: PlacementGroup = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK")
         if group.wait(PLACING_SECONDS):
             return group
         remove_placement_group(group)

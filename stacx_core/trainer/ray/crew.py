@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -67,7 +67,7 @@ class Crew:
         return self.each({id(member): args for member in members}, method, members, seconds)
 
     def each(
-        self, args: dict[int, Sequence[Any]], method: str, members: Sequence[Member], seconds: float | None = None
+        self, args: Mapping[int, Sequence[Any]], method: str, members: Sequence[Member], seconds: float | None = None
     ) -> list[Any]:
         """As :meth:`call`, with arguments by the identity of the member."""
         self._check()
@@ -175,7 +175,7 @@ class Crew:
 
 def _actors(cluster: Cluster, index: int, pool: Pool) -> Iterator[Any]:
     """The actors of a pool, by rank, each in the bundle of its node."""
-    kind = ray.remote(concurrency_groups={"ping": 1, "saving": 1})(RoleActor)
+    kind: Any = ray.remote(concurrency_groups={"ping": 1, "saving": 1})(RoleActor)  # type: ignore[call-overload]
     for bundle, count in enumerate(pool.nodes):
         strategy = PlacementGroupSchedulingStrategy(cluster.groups[index], placement_group_bundle_index=bundle)
         for _ in range(count):

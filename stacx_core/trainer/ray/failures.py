@@ -11,7 +11,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from stacx_core.errors import StacxError, WorkerError
 
-
 COLOUR = re.compile(r"\x1b\[\d+m")
 """In Ray's tracebacks."""
 

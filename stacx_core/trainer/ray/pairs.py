@@ -30,7 +30,7 @@ class Pair:
         timeout: Most that the other may let wait.
     """
 
-    def __init__(self, store: dist.Store, name: str, second: bool, device: torch.device, timeout: timedelta) -> None:
+    def __init__(self, store: c10d.Store, name: str, second: bool, device: torch.device, timeout: timedelta) -> None:
         self.rank, self.device = int(second), device
         backend = dist.Backend("nccl" if device.type == "cuda" else "gloo")
         self._group: Any

@@ -104,5 +104,3 @@ def _text(value: Any) -> str:
     if isinstance(value, type) or callable(value):
         return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
     return repr(value)
-
-

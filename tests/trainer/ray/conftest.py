@@ -13,9 +13,7 @@ pytest.importorskip("megatron.core")
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray of four CPUs."""
-    import stacx_core.trainer.ray.cluster  # noqa: F401  It sets what Ray reads when it is imported.
-
-    import ray  # isort: skip
+    from stacx_core.trainer.ray.cluster import ray
 
     ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
     yield

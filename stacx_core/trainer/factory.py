@@ -25,6 +25,7 @@ from stacx_core.rollout.protocol import RollIn
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
+from stacx_core.trainer.interrupts import broken_off
 from stacx_core.trainer.learner import Learner, policy_role
 from stacx_core.trainer.models import (
     active_roles,
@@ -37,6 +38,7 @@ from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
 
 
+@broken_off()
 def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     """Load data, models and hooks of a run, cheapest and likeliest to fail first.
 

@@ -51,6 +51,18 @@ def compute_loss():
     return result
 '''
 
+PATIENT = '''
+"""A reward that never comes."""
+
+import sys
+import threading
+
+
+def reward(sample):
+    print("waiting", file=sys.stderr, flush=True)
+    threading.Event().wait()
+'''
+
 
 class Running:
     """A command in a process of its own; what it writes to its standard error can be waited for."""
@@ -151,6 +163,20 @@ def test_a_stopped_process_is_named(start: Any, actors: Any, traces: Any, eventu
     assert re.match(rf"error: policy rank [01] \(process {victim} on [\d.]+\) does not answer for 10 s", first), (
         run.lines
     )
+    eventually(lambda: not left(traces))
+
+
+def test_a_process_that_dies_during_a_rollout_ends_it(
+    start: Any, actors: Any, traces: Any, eventually: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "patient.py").write_text(PATIENT)
+    run = start("ppo", *TORCH, "--rm-type", "patient:reward")
+    run.until("waiting")
+    victim = actors()[1]
+    os.kill(victim, signal.SIGKILL)
+    code, first = run.end()
+    assert code == 1
+    assert re.match(rf"error: (policy|critic) rank 0 \(process {victim} on [\d.]+\) died", first), run.lines
     eventually(lambda: not left(traces))
 
 

@@ -72,8 +72,12 @@ class RoleActor:
     def ping(self) -> None:
         """Answer, whatever else is under way."""
 
-    def home(self, parcel: Parcel) -> Home:
+    def home(self, log: str, parcel: Parcel) -> Home:
         """Where this is, once it is sure that it has what the driver has.
+
+        Args:
+            log: File in the run's folder that takes what this process prints.
+            parcel: The run.
 
         Raises:
             PluginError: See :meth:`stacx_core.trainer.ray.parcel.Parcel.open`.
@@ -81,6 +85,7 @@ class RoleActor:
         disable_progress_bar()
         set_verbosity_error()
         self._config, self._args = parcel.open()
+        _print_into(Path(self._args.output_dir) / log)
         context = ray.get_runtime_context()
         return Home(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid())
 
@@ -166,3 +171,11 @@ class RoleActor:
 
     def _first(self, answer: T) -> T | None:
         return answer if self._rank == 0 else None
+
+
+def _print_into(path: Path) -> None:
+    """Append what this process prints to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
 import ray
@@ -38,6 +40,7 @@ class Cluster:
     def __init__(self, args: Args, pools: Sequence[Pool]) -> None:
         self.groups: list[PlacementGroup] = []
         self._ours = not ray.is_initialized()
+        self._printing = ExitStack()
         self._needed = args.num_nodes * args.num_gpus_per_node
         if self._ours:
             self._connect(args)
@@ -50,7 +53,9 @@ class Cluster:
             raise
 
     def _connect(self, args: Args) -> None:
-        common: dict[str, Any] = {"logging_level": logging.ERROR}
+        # What Ray prints of processes that died is no output of the command.
+        self._printing.enter_context(redirect_stdout(sys.stderr))
+        common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if args.ray_address is None:
             gpus = torch.cuda.device_count() if args.device != "cpu" else 0
             own = {"num_cpus": max(os.cpu_count() or 1, self._needed), "num_gpus": gpus, "include_dashboard": False}
@@ -105,3 +110,4 @@ class Cluster:
         self.groups = []
         if self._ours and ray.is_initialized():
             ray.shutdown()
+        self._printing.close()

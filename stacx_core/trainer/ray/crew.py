@@ -87,7 +87,7 @@ class Crew:
                     try:
                         answers[id(member)] = ray.get(ref)
                     except Exception as problem:
-                        raise self._first(Failure.of(member.where, problem), waiting) from problem
+                        raise self._first(Failure.of(member.where, member.log, problem), waiting) from problem
                 self._check()
                 if deadline and time.monotonic() > deadline:
                     late = ", ".join(member.where for member in waiting.values())
@@ -115,7 +115,7 @@ class Crew:
                 try:
                     ray.get(ref)
                 except Exception as problem:
-                    failure = min(failure, Failure.of(member.where, problem), key=lambda found: found.kind)
+                    failure = min(failure, Failure.of(member.where, member.log, problem), key=lambda found: found.kind)
             if self._watch.failure is not None:
                 return min(failure, self._watch.failure, key=lambda found: found.kind)
             self._watch.pause()
@@ -143,7 +143,7 @@ class Crew:
                 except StopIteration:
                     break
                 except Exception as problem:
-                    raise self._first(Failure.of(to[0].where, problem), waiting) from problem
+                    raise self._first(Failure.of(to[0].where, to[0].log, problem), waiting) from problem
                 yield item
         self._gather(waiting)
 

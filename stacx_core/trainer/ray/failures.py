@@ -39,15 +39,17 @@ class Failure:
     error: StacxError
 
     @classmethod
-    def of(cls, where: str, problem: BaseException) -> Failure:
+    def of(cls, where: str, log: str, problem: BaseException) -> Failure:
         """The failure of a call that Ray answered with an error.
 
         Args:
             where: Role, rank, process and node.
+            log: File of what the process printed, in the run's folder.
             problem: What Ray raised.
         """
         if isinstance(problem, RayActorError):
-            return cls(Kind.LOST, WorkerError(f"{where} died: {_reason(problem)}"))
+            told = f"what it printed is in {log} of the run's folder"
+            return cls(Kind.LOST, WorkerError(f"{where} died: {_reason(problem)}", told))
         cause = problem.cause if isinstance(problem, RayTaskError) else problem
         if isinstance(cause, StacxError):
             cause.message = f"{where}: {cause.message}"

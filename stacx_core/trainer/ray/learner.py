@@ -123,14 +123,16 @@ def _check_layout(config: TrainingConfig, args: Args, pools: Sequence[Pool]) -> 
         return
     from stacx_core.backends.megatron.layout import Layout, check  # Megatron-core is an extra.
 
-    for role in active_roles(config, args):
-        source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint) or args.hf_checkpoint
-        check(Layout.of(args, pools[0].size), load_config(source))
+    named = {args.get(role.load_arg or "hf_checkpoint", None) for role in active_roles(config, args)}
+    for checkpoint in sorted({args.hf_checkpoint, args.ref_load, *named} - {None}):
+        check(Layout.of(args, pools[0].size), load_config(checkpoint))
 
 
 def _settle(crew: Crew, pools: Sequence[Pool], config: TrainingConfig, args: Args, gpus: bool) -> None:
     """Let the processes of each pool, and those of pools with syncs between them, meet."""
-    homes: list[Home] = crew.call("home", Parcel.of(config, args), seconds=START_SECONDS)
+    parcel = ray.put(Parcel.of(config, args.replace(output_dir=str(Path(args.output_dir).resolve()))))
+    given = {id(member): (member.log, parcel) for member in crew.members}
+    homes: list[Home] = crew.each(given, "home", crew.members, START_SECONDS)
     crew.settle(homes)
     firsts = [crew.of(pool.name)[0] for pool in pools]
     where = {id(member): home.address for member, home in zip(crew.members, homes, strict=True)}

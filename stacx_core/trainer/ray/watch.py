@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from stacx_core.trainer.interrupts import BrokenOffError
 from stacx_core.trainer.ray.failures import Failure
 
 TICK = 1.0
@@ -20,6 +21,9 @@ TICK = 1.0
 
 SIGNAL = signal.SIGUSR1
 """Takes the main thread out of what it does when a process has failed."""
+
+LOGS = "workers"
+"""Of the run's folder: what each process prints."""
 
 
 @dataclass
@@ -41,6 +45,11 @@ class Member:
     def where(self) -> str:
         """Role, rank, process and node."""
         return f"{self.pool} rank {self.rank}" + (f" ({self.home})" if self.home else "")
+
+    @property
+    def log(self) -> str:
+        """The file in the run's folder that takes what it prints."""
+        return f"{LOGS}/{self.pool}-{self.rank}.log"
 
 
 class Watch:
@@ -90,8 +99,8 @@ class Watch:
             self._old = None
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if not self._attending and not self._over.is_set():
-            self.check()
+        if self.failure is not None and not self._attending and not self._over.is_set():
+            raise BrokenOffError(self.failure.error)
 
     def _run(self) -> None:
         """Keep one ping under way to each actor.
@@ -111,7 +120,7 @@ class Watch:
                 try:
                     ray.get(ref)
                 except Exception as problem:
-                    return self._failed(Failure.of(member.where, problem))
+                    return self._failed(Failure.of(member.where, member.log, problem))
                 answered.add(id(member))
                 waited[id(member)] = 0.0
                 sent[member.actor.ping.remote()] = member

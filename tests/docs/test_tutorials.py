@@ -17,7 +17,11 @@ from stacx_core.knobs import ConfigFile
 ROOT = Path(__file__).parents[2]
 OF_SGLANG = {"--base-gpu-id", "--enable-deterministic-inference", "--mem-fraction-static"}
 OF_ROUTERS = {"--balance-abs-threshold", "--disable-health-check", "--host", "--policy", "--port"}
-NOT_OURS = {"--no-deps", "--check", "--help", "--list", "--reinforce-baseline", "--strict"} | OF_SGLANG | OF_ROUTERS
+NOT_OURS = (
+    {"--no-deps", "--check", "--help", "--list", "--reinforce-baseline", "--strict", "--address", "--head"}
+    | OF_SGLANG
+    | OF_ROUTERS
+)
 """Options of click, of docs/generate.py, nox and mypy, and of the example package, which is not installed."""
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
-from typing import Any
+from typing import Any, TextIO, cast
 
 import ray
 import torch
@@ -22,6 +23,22 @@ OBJECT_STORE_BYTES = 2**30
 
 PLACING_SECONDS = 30.0
 """How long to wait for what others still use."""
+
+PRINTS = "ray_listen_error_messages"
+"""Name of the thread in which Ray prints of every process that died; the run says it itself, and in fewer words."""
+
+
+class _Output:
+    """The standard output without what that thread writes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.current_thread().name == PRINTS else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Cluster:
@@ -53,8 +70,7 @@ class Cluster:
             raise
 
     def _connect(self, args: Args) -> None:
-        # What Ray prints of processes that died is no output of the command.
-        self._printing.enter_context(redirect_stdout(sys.stderr))
+        self._printing.enter_context(redirect_stdout(cast(TextIO, _Output(sys.stdout))))
         common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if args.ray_address is None:
             gpus = torch.cuda.device_count() if args.device != "cpu" else 0

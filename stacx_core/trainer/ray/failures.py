@@ -85,5 +85,8 @@ def _is_of_a_collective(error: BaseException) -> bool:
 def _reason(problem: RayActorError) -> str:
     """Why an actor died, of the many lines in which Ray tells it."""
     text = " ".join(str(problem).split())
-    found = re.search(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes| \(\d\)|$)", text)
-    return f"{found[1]}: {found[2]}" if found else text
+    exited = re.search(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes| \(\d\)|$)", text)
+    if exited:
+        return f"{exited[1]}: {exited[2]}"
+    broken = re.search(r"RPC error: (.*?) rpc_code", text)
+    return f"the connection to it broke off: {broken[1]}" if broken else text

@@ -103,6 +103,10 @@ class EpisodeError(StacxError, RuntimeError):
     """An environment that failed every episode of a rollout."""
 
 
+class WorkerError(StacxError, RuntimeError):
+    """A process that trains a role and died, stopped, or failed by an error that is none of Stacx's own."""
+
+
 class NonFiniteError(StacxError, ArithmeticError):
     """A loss, gradient or weight that is NaN or infinite."""
 

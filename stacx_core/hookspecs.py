@@ -76,14 +76,16 @@ def build_syncs(config: TrainingConfig, args: Args, roles: Mapping[str, RoleHand
     """Add channels beside those the recipe's `DataSync`s make, such as an average of the policy's weights.
 
     When: while the trainer is built, after its roles were loaded.
-    How often: once per run.
-    Process: the driver.
+    How often: once per process that holds roles.
+    Process: the one that holds the roles: the driver, or with `--role-workers ray` every process of every pool. There
+        a role of another pool is in `roles` by name. Asking for it first ends the call, and the process that has it
+        makes the channel; asking for it together with a role of this pool is an error.
     Wins: nobody; the channels of all plugins are kept and run after the recipe's own, in the order in which
         plugins were loaded.
     Args:
         config: the recipe of the run.
         args: the resolved knobs.
-        roles: the roles of the run by name, with their models.
+        roles: the roles of the run by name, with their models, or with this process's part of them.
     Returns: the channels; None or nothing is fine. Once per rollout each has its `transfer` called after the
         roles' forward passes and before their `prepare` stages, and its `after_update` when all are trained.
     Shapes: a channel sees whole-rollout batches: per key a list of B entries, token-level ones [R] float32.

@@ -7,6 +7,7 @@ import os
 from stacx_core.aggregations import AGGREGATIONS
 from stacx_core.knobs import Knob
 from stacx_core.megatron_knobs import MEGATRON_KNOBS
+from stacx_core.ray_knobs import RAY_KNOBS
 from stacx_core.sampling_knobs import SAMPLING_KNOBS
 from stacx_core.sglang_knobs import SGLANG_KNOBS
 
@@ -184,6 +185,7 @@ HOST_KNOBS: tuple[Knob, ...] = (
     *_DATA,
     *_ROLLOUT,
     *MEGATRON_KNOBS,
+    *RAY_KNOBS,
     *SAMPLING_KNOBS,
     *SGLANG_KNOBS,
     *_ENVIRONMENT,

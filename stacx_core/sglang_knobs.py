@@ -54,7 +54,8 @@ SGLANG_KNOBS: tuple[Knob, ...] = (
     Knob("update_weight_mode", str, "disk", "How weights reach SGLang servers: tensor posts them, distributed "
          "broadcasts them (gloo or NCCL), disk writes a checkpoint that the servers read.", "sglang",
          choices=("disk", "tensor", "distributed")),
-    Knob("update_weight_buffer_size", int, 512 * 2**20, "Most bytes of weights sent to SGLang servers at once.",
+    Knob("update_weight_buffer_size", int, 512 * 2**20, "Most bytes of weights that are on their way to the engine at "
+         "once.",
          "sglang", minimum=1),
 )  # fmt: skip
 
@@ -84,7 +85,9 @@ def check_sglang(args: Args) -> None:
             continue
         of_teacher = knob.name == "sglang_concurrency" and args.get("teacher") == "sglang"
         given = knob.env if args.origin(knob.name) == "environment" else knob.flag
-        if args.rollout_engine != "sglang" and not of_teacher:
+        spread = args.get("role_workers") == "ray" or args.get("backend") == "megatron"
+        of_roles = knob.name == "update_weight_buffer_size" and spread
+        if args.rollout_engine != "sglang" and not of_teacher and not of_roles:
             raise ConfigError(f"{given} has no effect without --rollout-engine sglang; add it, or leave it out")
         if knob.name in _LAUNCHED and args.sglang_launch is None:
             raise ConfigError(f"{given} is of servers that --sglang-launch starts; add that, or leave it out")

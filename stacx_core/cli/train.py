@@ -14,7 +14,7 @@ from stacx_core.cli.knob_options import given_values
 from stacx_core.cli.options import plugin_options
 from stacx_core.cli.train_options import TrainCommand, chosen_config_file
 from stacx_core.config import TrainingConfig
-from stacx_core.errors import ExitCode
+from stacx_core.errors import ExitCode, WorkerError
 from stacx_core.knobs import Args, Knob, environment_values, render_config, resolve
 
 CONFIG_FILE = "config.toml"
@@ -77,24 +77,42 @@ def _dry_run(recipe: TrainingConfig, args: Args) -> None:
 
 def run(recipe: TrainingConfig, args: Args, stored: str) -> int:
     """Train, with the configuration as given stored beside the results; returns the exit code."""
-    from stacx_core.trainer.factory import create_trainer
     from stacx_core.trainer.output_folder import claimed
 
     print(f"stacx train {recipe.name} -> {args.output_dir}", file=sys.stderr)
     folder = Path(args.output_dir)
     with claimed(folder):
-        trainer = create_trainer(recipe, args)
-        store_config(folder, stored)
-        try:
-            last = trainer.train()
-        except KeyboardInterrupt:
-            print(f"interrupted; saved after rollout {trainer.completed}, add --resume to go on", file=sys.stderr)
-            return ExitCode.INTERRUPTED
-        finally:
-            trainer.tracker.close()
+        for restart in range(args.max_restarts + 1):
+            try:
+                code = _train(recipe, args, stored)
+                break
+            except WorkerError as error:
+                if restart == args.max_restarts:
+                    raise
+                said = f"{error.message}; restart {restart + 1} of {args.max_restarts} from the last checkpoint"
+                print(said, file=sys.stderr)
+                args = args.replace("--max-restarts", resume="auto")
+    if code == ExitCode.OK:
+        print((folder / "checkpoints" / "latest").as_posix())
+    return code
+
+
+def _train(recipe: TrainingConfig, args: Args, stored: str) -> ExitCode:
+    """Train to the end, or to an interrupt."""
+    from stacx_core.trainer.factory import create_trainer
+
+    trainer = create_trainer(recipe, args)
+    try:
+        store_config(Path(args.output_dir), stored)
+        last = trainer.train()
+    except KeyboardInterrupt:
+        print(f"interrupted; saved after rollout {trainer.completed}, add --resume to go on", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    finally:
+        trainer.tracker.close()
+        trainer.parts.learner.close()
     if not last:
         print(f"all {trainer.completed} rollouts were done already", file=sys.stderr)
-    print((folder / "checkpoints" / "latest").as_posix())
     return ExitCode.OK
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stacx_core.errors import CheckpointError
+from stacx_core.errors import CheckpointError, WorkerError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -40,6 +40,7 @@ def write_checkpoint(folder: Path, rollout: int, write: Callable[[Path], None], 
 
     Raises:
         CheckpointError: It cannot be written, say because the disk is full; the earlier ones are as they were.
+        WorkerError: A process that writes a part of it died.
     """
     begin_checkpoint(folder, rollout, write)
     return finish_checkpoint(folder, rollout, lambda: None, keep)
@@ -78,11 +79,15 @@ def _whole_or_absent(folder: Path, rollout: int) -> Iterator[Path]:
 
     Raises:
         CheckpointError: Something did.
+        WorkerError: A process that writes a part of it died.
     """
     final = folder / checkpoint_name(rollout)
     temporary = folder / (_TEMPORARY + final.name)
     try:
         yield temporary
+    except WorkerError:  # not the disk's fault
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     except Exception as error:  # a full disk is an OSError, a RuntimeError or a bare Exception, by what is written
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(

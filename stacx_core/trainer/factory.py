@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,20 @@ from stacx_core.rollout.protocol import RollIn
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
-from stacx_core.trainer.models import check_vocabularies, other_models, scoring_models, shortest_context
+from stacx_core.trainer.interrupts import broken_off
+from stacx_core.trainer.learner import Learner, policy_role
+from stacx_core.trainer.models import (
+    active_roles,
+    check_vocabularies,
+    other_models,
+    scoring_models,
+    shortest_context,
+)
 from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
 
 
+@broken_off()
 def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     """Load data, models and hooks of a run, cheapest and likeliest to fail first.
 
@@ -50,21 +60,33 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         assert checkpoint is not None
         _check_same_kind(checkpoint, start, config, args)
         roll_in.restore(start["roll_in"])
-    learner = local_learner(config, args, checkpoint, num_rollout)
-    parts = Parts(
-        args=args,
-        tokenizer=tokenizer,
-        policy=learner.policy.role,
-        learner=learner,
-        engine=_engine(args, learner.policy_model(), tokenizer),
-        roll_in=roll_in,
-        evaluation=evaluation,
-        num_rollout=num_rollout,
-    )
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    if checkpoint:
-        set_aside_newer(Path(args.output_dir) / "checkpoints", checkpoint)
-    return StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else 0), start)
+    with ExitStack() as undo:
+        learner = _learner(config, args, checkpoint, num_rollout)
+        undo.callback(learner.close)
+        parts = Parts(
+            args=args,
+            tokenizer=tokenizer,
+            policy=policy_role(active_roles(config, args)),
+            learner=learner,
+            engine=_engine(args, learner.policy_model(), tokenizer),
+            roll_in=roll_in,
+            evaluation=evaluation,
+            num_rollout=num_rollout,
+        )
+        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+        if checkpoint:
+            set_aside_newer(Path(args.output_dir) / "checkpoints", checkpoint)
+        trainer = StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else 0), start)
+        undo.pop_all()
+        return trainer
+
+
+def _learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num_rollout: int) -> Learner:
+    if args.role_workers != "ray":
+        return local_learner(config, args, checkpoint, num_rollout)
+    from stacx_core.trainer.ray.learner import ray_learner  # Ray is an extra.
+
+    return ray_learner(config, args, checkpoint, num_rollout)
 
 
 def _check_same_kind(checkpoint: Path, start: dict[str, Any], config: TrainingConfig, args: Args) -> None:

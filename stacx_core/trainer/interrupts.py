@@ -1,4 +1,4 @@
-"""Ctrl-C that never loses an update."""
+"""Ctrl-C that never loses an update, and failures that reach the main thread from another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from stacx_core.errors import ExitCode
+from stacx_core.errors import ExitCode, StacxError
+
+
+class BrokenOffError(BaseException):
+    """Takes the main thread out of what it does, and is caught by nothing that catches errors of others' code.
+
+    Args:
+        error: What the run ends with.
+    """
+
+    def __init__(self, error: StacxError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def broken_off() -> Iterator[None]:
+    """Raise the error of a :class:`BrokenOffError` in its place."""
+    try:
+        yield
+    except BrokenOffError as breaking:
+        raise breaking.error from None
 
 
 class Interrupts:

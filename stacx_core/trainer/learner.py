@@ -59,6 +59,9 @@ class Learner(Protocol):
             Exception: Something could not be written.
         """
 
+    def close(self) -> None:
+        """Let go of the processes that hold the roles; more than once is fine."""
+
 
 def policy_role(roles: Iterable[ModelRole]) -> ModelRole:
     """The role whose model the engine generates with; in a recipe without one, the first."""
@@ -147,6 +150,9 @@ class LocalLearner:
         """See :class:`Learner`."""
         for worker in self.workers.values():
             worker.finish_save()
+
+    def close(self) -> None:
+        """See :class:`Learner`; there are none."""
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Batch], dict[str, float]]:
         """A copy of the batch for each trained role, after forward passes, syncs and the role's whole-batch stages.

@@ -1,15 +1,17 @@
-"""Loads the roles of a recipe into this process."""
+"""Loads the roles of a recipe, or those of one pool, into this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stacx_core.backends.model import DTYPES, load_model, pick_device, recompute_activations
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
-from stacx_core.errors import ConfigError
+from stacx_core.errors import ConfigError, RecipeError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
@@ -20,23 +22,49 @@ from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
 
-def local_learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num_rollout: int) -> LocalLearner:
-    """All roles of the run in this process.
+@dataclass(frozen=True)
+class Part:
+    """The roles of one process of several.
+
+    Attributes:
+        roles: Names of those that it holds.
+        across: Makes its end of a sync with a role of another process.
+    """
+
+    roles: Collection[str]
+    across: Callable[[DataSync, str], SyncChannel]
+
+
+def local_learner(
+    config: TrainingConfig, args: Args, checkpoint: Path | None, num_rollout: int, part: Part | None = None
+) -> LocalLearner:
+    """The roles of the run in this process.
 
     Args:
         config: The recipe.
         args: Completed by :func:`stacx_core.trainer.plan.complete`.
         checkpoint: Where to go on from.
         num_rollout: Rollouts of the whole run.
+        part: Those that are held here; by default all.
 
     Raises:
         ConfigError, ModelError: A model is missing or cannot be loaded.
+        RecipeError: A plugin's channel needs roles that are not in one process.
     """
     syncs = active_syncs(config, args)
-    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in active_roles(config, args)}
+    roles = [role for role in active_roles(config, args) if part is None or role.name in part.roles]
+    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
     reference = _reference(syncs, args, workers)
-    channels = [*(LocalChannel(config.name, sync) for sync in syncs), *_plugin_channels(config, args, workers)]
+    own = [_channel(config, sync, workers, part) for sync in syncs if {sync.src, sync.dst} & workers.keys()]
+    channels = [*own, *_plugin_channels(config, args, workers)]
     return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout)
+
+
+def _channel(config: TrainingConfig, sync: DataSync, here: Collection[str], part: Part | None) -> SyncChannel:
+    """What runs the ends of a sync that are here."""
+    if part is None or {sync.src, sync.dst} <= set(here):
+        return LocalChannel(config.name, sync)
+    return part.across(sync, sync.src if sync.src in here else sync.dst)
 
 
 def role_args(role: ModelRole, args: Args) -> Args:
@@ -84,5 +112,62 @@ def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, Role
 
 
 def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:
-    answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
-    return [channel for channels in answers if channels for channel in channels]
+    """The channels of all plugins, but for those whose roles all live in another process."""
+    away = [role.name for role in active_roles(config, args) if role.name not in workers]
+    if not away:
+        answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
+        return [channel for channels in answers if channels for channel in channels]
+    found: list[SyncChannel] = []
+    for implementation in plugin_host().hook.build_syncs.get_hookimpls():
+        here = RolesHere(implementation.plugin_name, workers, away)
+        wanted = {"config": config, "args": args, "roles": here}
+        try:
+            channels: Any = implementation.function(*(wanted[name] for name in implementation.argnames))
+        except RoleElsewhereError:
+            continue
+        found += channels or ()
+    return found
+
+
+class RoleElsewhereError(KeyError):
+    """A plugin asks for a role of another process before it asks for any of this one."""
+
+
+class RolesHere(Mapping[str, RoleWorker]):
+    """The roles of this process, as a plugin that makes channels sees them.
+
+    Args:
+        plugin: Its name.
+        here: The roles.
+        away: Names of those of other processes.
+    """
+
+    def __init__(self, plugin: str, here: Mapping[str, RoleWorker], away: Collection[str]) -> None:
+        self._plugin, self._here, self._away = plugin, here, away
+        self._used: list[str] = []
+
+    def __getitem__(self, name: str) -> RoleWorker:
+        """The role.
+
+        Raises:
+            RecipeError: It is in another process, and one of this process was asked for too.
+            RoleElsewhereError: It is in another process.
+        """
+        if name not in self._away:
+            self._used.append(name)
+            return self._here[name]
+        if not self._used:
+            raise RoleElsewhereError(name)
+        raise RecipeError(
+            f"plugin {self._plugin}: its channel needs roles {self._used[0]!r} and {name!r}, which are in different "
+            f"processes; let them share a pool: ModelRole({name!r}, ..., pool={self._used[0]!r})"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._here or name in self._away
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._here, *self._away))
+
+    def __len__(self) -> int:
+        return len(self._here) + len(self._away)

@@ -24,7 +24,7 @@ from stacx_core.rollout.parity import probe_parity
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.ahead import AbortableEngine, RolloutsAhead, RolloutsInTurn, staleness
-from stacx_core.trainer.interrupts import Interrupts
+from stacx_core.trainer.interrupts import Interrupts, broken_off
 from stacx_core.trainer.learner import Learner
 from stacx_core.trainer.saving import Saver
 
@@ -69,6 +69,7 @@ class StacxTrainer:
         self._interrupts = Interrupts()
         self._held_out = held_out_batch(parts)
 
+    @broken_off()
     def train(self) -> dict[str, float]:
         """Run to the end; returns the last line of metrics.
 
@@ -76,7 +77,7 @@ class StacxTrainer:
             KeyboardInterrupt: After a checkpoint of the last completed rollout was saved.
         """
         last: dict[str, float] = {}
-        with self._interrupts.installed(), closing(self.parts.engine), self._saver:
+        with self._interrupts.installed(), closing(self.parts.learner), closing(self.parts.engine), self._saver:
             self._send_weights()
             self._probe_parity()
             with self._rollouts:

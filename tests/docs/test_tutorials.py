@@ -26,8 +26,9 @@ OF_SGLANG = {
     "--sleep-on-idle",
 }
 OF_ROUTERS = {"--balance-abs-threshold", "--disable-health-check", "--host", "--policy", "--port"}
+OF_RAY = {"--address", "--head"}
 OTHERS = {"--no-deps", "--check", "--collect-only", "--help", "--list", "--reinforce-baseline", "--strict"}
-NOT_OURS = OTHERS | OF_SGLANG | OF_ROUTERS
+NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS
 """Options of click, of docs/generate.py, nox, pytest and mypy, and of the example package, which is not installed."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,6 +27,25 @@ PLACING_SECONDS = 30.0
 
 PRINTS = "ray_listen_error_messages"
 """Name of the thread in which Ray prints of every process that died; the run says it itself, and in fewer words."""
+
+KNOCK_SECONDS = 10.0
+"""How long a cluster may take to answer; Ray itself tries for minutes."""
+
+
+def knock(address: str) -> None:
+    """Make sure that something listens at HOST:PORT; another kind of address is left to Ray.
+
+    Raises:
+        OSError: Nothing does.
+        ValueError: It is the address of a Ray client, through which processes cannot be placed.
+    """
+    if "://" in address:
+        raise ValueError("give HOST:PORT, or auto")
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        # Ray listens at the node's own address.
+        where = ray.util.get_node_ip_address() if host in ("localhost", "127.0.0.1") else host
+        socket.create_connection((where, int(port)), KNOCK_SECONDS).close()
 
 
 class _Output:
@@ -78,8 +98,9 @@ class Cluster:
             ray.init("local", object_store_memory=OBJECT_STORE_BYTES, **own, **common)
             return
         try:
+            knock(args.ray_address)
             ray.init(args.ray_address, **common)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"--ray-address {args.ray_address}: no Ray cluster answers there: {str(error).splitlines()[0]}",
                 "start one with `ray start --head`, or leave --ray-address out to train on this machine",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 TWO = ["--backend", "megatron", "--num-gpus-per-node", "2"]
 TP = ["--backend", "megatron", "--tensor-model-parallel-size", "2"]
@@ -54,6 +56,21 @@ def test_dpo_with_its_reference_in_the_policys_pool(agree: Any, tmp_path: Path) 
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--prompt-data", pairs, "--num-rollout", "2", "--rollout-batch-size", "8"]
     agree("dpo", flags, [*TWO, "--context-parallel-size", "2"])
+
+
+def test_experts_of_both_processes_reach_the_engine(agree: Any, checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "experts"
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{"vocab_size": 14, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "bos_token_id": None},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1},
+        **{"initializer_range": 0.2, "eos_token_id": 0},
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+    flags = [*REWARD, "--num-rollout", "3", "--hf-checkpoint", folder]
+    agree("grpo", flags, [*TWO, "--expert-model-parallel-size", "2"])
 
 
 def test_the_torch_backend_with_a_process_per_pool(agree: Any, checkpoint: Path) -> None:

@@ -99,11 +99,11 @@ class UpdateJob:
         disable_progress_bar()
         torch.manual_seed(0)
         if self.args.backend == "megatron":
-            _initialize(self.args, ranks)
+            initialize_once(self.args, ranks)
         return local_learner(self.config, self.args, None, num_rollout=1)
 
 
-def _initialize(args: Args, ranks: int) -> None:
+def initialize_once(args: Args, ranks: int) -> None:
     """Megatron's groups of the layout, which all jobs of these processes have."""
     from stacx_core.backends.megatron.compat import install
 
@@ -137,7 +137,7 @@ def check_parallel(
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         models = make_models(Path(folder))
-        jobs = [[_job(config, variant, models) for variant in _variants(config)] for config in configs]
+        jobs = [[update_job(config, variant, models) for variant in _variants(config)] for config in configs]
         alone = [[job.run() for job in of_recipe] for of_recipe in jobs]
         columns = [_layout(name, jobs, alone) for name in layouts]
     return list(zip(*columns, strict=True))
@@ -176,7 +176,7 @@ def _result(layout: str, jobs: Sequence[UpdateJob], ranks: Ranks, alone: Sequenc
     return CheckResult(recipe, layout, "pass")
 
 
-def _job(config: TrainingConfig, variant: Variant, models: Mapping[str, str]) -> UpdateJob:
+def update_job(config: TrainingConfig, variant: Variant, models: Mapping[str, str]) -> UpdateJob:
     """A run of one step of AdamW, with models of the right kind in all places."""
     batch = _batch(config, variant)
     frozen = {role.load_arg: models["reference"] for role in config.roles if role.load_arg and not role.trainable}

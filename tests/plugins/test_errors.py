@@ -39,6 +39,7 @@ def test_exit_codes() -> None:
         "NonFiniteError": 4,
         "CheckpointError": 1,
         "ModelError": 2,
+        "WorkerError": 1,
     }
     assert int(ExitCode.INTERRUPTED) == 130
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from weakref import WeakSet
 
@@ -49,8 +49,8 @@ class SGLangEngine:
         self.tries = tries
         self.router = router
         self.scorer = ServerScorer(pool, vocabulary, tries=tries)
-        self.labels: set[str] | None = None
-        """Of weights that responses may be made with; any when it is ``None``."""
+        self.labels: Mapping[str, str] | None = None
+        """Of weights that responses may be made with, and the version that each stands for; any when it is ``None``."""
         self._batches: WeakSet[RunningBatch] = WeakSet()
         self._noting = threading.Lock()
 

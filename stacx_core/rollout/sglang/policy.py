@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -67,8 +68,10 @@ class PolicyServers(SGLangEngine):
         self.sync = sync
         self.watcher = watcher
         self.scratch = scratch
-        self.labels: set[str] = set()
-        self._model, self._version, self._closed = model, 0, False
+        self.labels: dict[str, str] = {}
+        # The servers may be another run's, too, by mistake: versions alone would not tell whose weights they have.
+        self._run = uuid4().hex[:8]
+        self._model, self._label, self._closed = model, "", False
         self._at_rest = threading.Lock()
         self._at_rest.acquire()
         servers.on_lost = watcher.restart
@@ -91,9 +94,9 @@ class PolicyServers(SGLangEngine):
         Raises:
             WeightSyncError: A server answers that it did not take them; what it holds is not to be sampled from.
         """
-        self._model, self._version = model, version
+        self._model, self._label = model, f"{version}-{self._run}"
         with self.watcher.quiet():
-            self.labels.add(str(version))
+            self.labels[self._label] = str(version)
             while servers := self.servers.servers:
                 try:
                     return self._send(servers)
@@ -105,7 +108,7 @@ class PolicyServers(SGLangEngine):
 
     def _send(self, servers: Sequence[SGLangServer]) -> None:
         weights = TrainedWeights.of(self._model)
-        report = self.pool.run(self.sync.update(servers, weights, str(self._version)))
+        report = self.pool.run(self.sync.update(servers, weights, self._label))
         logger.info("weights of %d server(s): %s", len(servers), report)
 
     def lost(self, index: int, cause: EngineError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -40,7 +40,7 @@ class Responder:
         stop_ids: Token ids that end a response.
         vocabulary: Number of the policy's ids.
         tries: How often a request is sent; the pool's by default.
-        labels: Of weights that responses may be made with; any by default.
+        labels: Of weights that responses may be made with, and the versions that they stand for; any by default.
         router: What the pool is, where it is no server.
     """
 
@@ -51,7 +51,7 @@ class Responder:
         stop_ids: Sequence[int],
         vocabulary: int,
         tries: int | None = None,
-        labels: Container[str] | None = None,
+        labels: Mapping[str, str] | None = None,
         router: Router | None = None,
     ) -> None:
         self.pool = pool
@@ -101,8 +101,7 @@ class Responder:
                 generation = understood(
                     server, GENERATE, lambda: read_generation(answer, params, self.vocabulary, aborted=aborted)
                 )
-                await self._check_labels(server, generation)
-                return generation
+                return await self._versioned(server, generation)
             except BaseException:
                 self._waiting.add(asked)  # It may be tried again.
                 raise
@@ -132,17 +131,20 @@ class Responder:
         versions = [*begun.weight_versions, *more.weight_versions]
         return Generation(ids, [*begun.log_probs, *more.log_probs], finish, versions)
 
-    async def _check_labels(self, server: SGLangServer, generation: Generation) -> None:
-        """Refuse a response of a server that somebody started anew, or gave other weights."""
-        foreign = [
-            label for label in generation.weight_versions if self.labels is not None and label not in self.labels
-        ]
-        if foreign:
-            if self.router is not None and self.labels is not None:
-                await self.router.check(self.labels)
-            raise ServerUnavailable(
-                f"{server.url} sampled with weights labelled {foreign[0]!r}, which this run did not send"
-            )
+    async def _versioned(self, server: SGLangServer, generation: Generation) -> Generation:
+        """The response with versions in the place of labels.
+
+        Raises:
+            ServerUnavailable: Somebody started the server anew, or gave it other weights.
+        """
+        if self.labels is None:
+            return generation
+        foreign = next((label for label in generation.weight_versions if label not in self.labels), None)
+        if foreign is None:
+            return replace(generation, weight_versions=[self.labels[label] for label in generation.weight_versions])
+        if self.router is not None:
+            await self.router.check(self.labels)
+        raise ServerUnavailable(f"{server.url} sampled with weights labelled {foreign!r}, which this run did not send")
 
     def _makers(self, asked: SGLangServer) -> Sequence[SGLangServer]:
         """Who may be making what was asked for; a router does not tell them to abort it."""

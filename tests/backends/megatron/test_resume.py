@@ -24,7 +24,7 @@ from stacx_core.data.batch import Batch
 from stacx_core.errors import CheckpointError
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
-from stacx_core.testing.parallel import LAYOUTS, SECONDS, TOLERANCE, _initialize, _job, make_models
+from stacx_core.testing.parallel import LAYOUTS, SECONDS, TOLERANCE, initialize_once, make_models, update_job
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.variants import default_variant
@@ -64,7 +64,7 @@ class TrainJob:
         """What each step reports."""
         from stacx_core.trainer.roles import local_learner
 
-        _initialize(self.args, ranks)
+        initialize_once(self.args, ranks)
         learner = local_learner(self.config, self.args, self.resume, STEPS)
         if self.resume and self.save:
             learner.save(self.save)
@@ -113,7 +113,7 @@ class FullDiskJob:
 
 def job(recipe: str, models: Mapping[str, str], layout: str, **given: Any) -> TrainJob:
     """Steps of a recipe in a layout; what is given is a field of the job, or a knob."""
-    made = _job(plugin_host().find(recipe).config, default_variant(plugin_host().find(recipe).config), models)
+    made = update_job(plugin_host().find(recipe).config, default_variant(plugin_host().find(recipe).config), models)
     fields = {name: given.pop(name, None) for name in ("resume", "save")}
     args = made.args.replace("test", **{"backend": "megatron", **LAYOUTS[layout][1], **given})
     return TrainJob(made.config, args, made.batch, **fields)

@@ -63,7 +63,8 @@ class FakeServer:
         self.slow = slow
         self.faults_of: dict[str, deque[Fault]] = {}
         """Like `faults`, of requests to other paths."""
-        self.version = "3"
+        self.label = "3"
+        """Of its weights, as it tells it."""
         self.awaited = 0
         """How many requests are to come in before any is answered."""
         self.orders: list[str] = []
@@ -83,6 +84,11 @@ class FakeServer:
         self._http = Listener(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    @property
+    def version(self) -> str:
+        """Of its weights: what their label begins with."""
+        return self.label.partition("-")[0]
 
     def wait_for(self, requests: int) -> None:
         """Until so many requests have come in."""
@@ -124,7 +130,7 @@ class FakeServer:
         elif set(ids) & set(sampling.get("stop_token_ids") or []):
             ids = ids[: min(ids.index(i) for i in sampling["stop_token_ids"] if i in ids) + 1]
             finish = {"type": "stop", "matched": ids[-1]}
-        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": self.version}
+        meta: dict[str, Any] = {"finish_reason": finish, "weight_version": self.label}
         meta["output_token_logprobs"] = [[row[index], index, None] for index in ids]
         meta["output_top_logprobs"] = [[[row[i], i, None] for i in range(body.get("top_logprobs_num", 0))] for _ in ids]
         if "logprob_start_len" in body:
@@ -140,7 +146,7 @@ class FakeServer:
         elif path == "/update_weights_from_disk":
             self.model = body["model_path"]
         elif path == "/update_weight_version":
-            self.version = body["new_version"]
+            self.label = body["new_version"]
         elif path == "/weights_checker":
             return {"ranks": [{"checksums": {}}]}
         return {"success": True}
@@ -151,7 +157,7 @@ class FakeServer:
             "/model_info": {
                 "model_path": self.model,
                 "tokenizer_path": self.model,
-                "weight_version": self.version,
+                "weight_version": self.label,
             },
             "/server_info": {"dtype": "float32", "device": "cuda", "tp_size": 1, "pp_size": 1, "dp_size": 1},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import socket
 import threading
@@ -131,7 +130,7 @@ def test_a_server_that_is_back_is_given_the_weights_first(
         eventually(lambda: f"{gone.url} is taken out of rotation" in caplog.text)
         looks, labelled = gone.looks, gone.orders.count(LABEL)
         eventually(lambda: away == "stopped" or gone.looks > looks + 1)
-        gone.always, gone.healthy, gone.version = None, True, "default"
+        gone.always, gone.healthy, gone.label = None, True, "default"
         gone.release()
         eventually(lambda: gone.orders.count(LABEL) > labelled)
         labels.append(gone.version)
@@ -150,7 +149,7 @@ def test_a_server_that_somebody_started_anew_is_not_sampled_from(grpo: Any, serv
     """It is healthy again before anybody noticed, with weights of its own."""
 
     def start_anew(answer: dict[str, Any]) -> dict[str, Any]:
-        servers[0].version = answer["meta_info"]["weight_version"] = "default"
+        servers[0].label = answer["meta_info"]["weight_version"] = "default"
         return answer
 
     servers = [serve(start_anew), serve()]
@@ -158,6 +157,24 @@ def test_a_server_that_somebody_started_anew_is_not_sampled_from(grpo: Any, serv
     assert done.code == 0, done.err
     assert "sampled with weights labelled 'default', which this run did not send" in caplog.text
     assert [server.version for server in servers] == ["2", "2"]
+
+
+def test_two_runs_on_one_server_do_not_take_each_others_samples(grpo: Any, serve: Any) -> None:
+    """The other run's weights have the same version, and another label."""
+    server = serve()
+    mode = "--update-weight-mode", "tensor"
+    done, _ = grpo([server], *mode)
+    assert done.code == 0, done.err
+    others = server.label
+
+    def sent_weights(answer: dict[str, Any]) -> dict[str, Any]:
+        server.label = answer["meta_info"]["weight_version"] = others
+        return answer
+
+    server.faults.append(sent_weights)
+    done, _ = grpo([server], *mode, output="another")
+    assert done.code == 1
+    assert f"weights labelled {others!r}, which this run did not send" in done.err
 
 
 @pytest.mark.parametrize("path", ["/server_info", PAUSE, DISK])
@@ -200,7 +217,7 @@ def test_a_refused_second_bucket_ends_the_run_under_the_old_label(grpo: Any, ser
     assert done.code == 1
     assert "error: bucket 2 of 2 (model." in done.err
     assert f"did not reach a server: {servers[1].url}{BUCKET} answered 503: no such luck" in done.err
-    assert "its label is still '0'" in done.err
+    assert "its label is still '0-" in done.err
     assert seconds < SLACK
     assert [server.version for server in servers] == ["0", "0"]
     assert [server.orders[-1] for server in servers] == ["/continue_generation"] * 2
@@ -226,24 +243,25 @@ def test_the_last_server_that_breaks_in_a_second_bucket_ends_the_run(grpo: Any, 
     assert len(server.bodies) == RESPONSES
 
 
-@pytest.fixture
-def small_disk() -> Iterator[None]:
-    """No file may be larger than 30 kB; a full disk says no in the same places."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+LIMITED = """
+import resource, sys
+from stacx_core.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
+"""A run of which no file may be larger than 30 kB; a full disk says no in the same places."""
 
 
-@pytest.mark.usefixtures("small_disk")
-def test_weights_that_cannot_be_written_end_the_run(grpo: Any, serve: Any, tmp_path: Path) -> None:
-    server = serve()
-    done, _ = grpo([server])
+def test_weights_that_cannot_be_written_end_the_run(grpo: Any, serve: Any, child: Any, tmp_path: Path) -> None:
+    done, _ = grpo([serve()], "--num-rollout", "1")
+    assert done.code == 0, done.err
+    resumed = ["-c", tmp_path / "run" / "config.toml", "--resume", "--num-rollout", "2", "--sglang-url", serve().url]
+    ended = child("-c", LIMITED, "train", *map(str, resumed))
     weights = tmp_path / "run" / "sglang" / "weights"
-    assert done.code == 1
-    assert f"error: the weights cannot be written to {weights}: " in done.err
-    assert list(weights.iterdir()) == []
-    assert server.bodies == []
+    assert ended.returncode == 1
+    assert f"error: the weights cannot be written to {weights}: " in ended.stderr
+    assert not [folder for folder in weights.iterdir() if folder.name.startswith(".")]
 
 
 def test_a_rollout_whose_weights_are_refused_keeps_its_line(

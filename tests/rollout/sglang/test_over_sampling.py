@@ -70,7 +70,7 @@ def responses(samples: list[Sample]) -> list[list[int]]:
 
 def roll(roll_in: SampledRollout, server: Any, rollout: int, requests: int) -> Any:
     """A rollout by a server which has the weights of this rollout and waits until all requests are there."""
-    server.version, server.awaited = str(rollout), len(server.bodies) + requests
+    server.label, server.awaited = str(rollout), len(server.bodies) + requests
     return roll_in.roll(rollout, engine_of(server))
 
 
@@ -228,7 +228,7 @@ def test_no_prompt_is_lost_or_trained_twice(fake: Any, roll_in: Any, partial: bo
                 arrived.append(prompt)
             return arrived.index(prompt) % 2 == 0
 
-        server.slow, server.version = slow, str(rollout)
+        server.slow, server.label = slow, str(rollout)
         samples = rollouts.roll(rollout, engine_of(server)).samples
         assert [(s.group_index, s.index, s.rollout_id) for s in samples] == NUMBERS
         assert [sample.task_id for sample in samples[::2]] == [sample.task_id for sample in samples[1::2]]

@@ -203,7 +203,7 @@ def test_a_server_that_was_started_anew_gives_no_sample(
     """It has weights of its own, and nobody is to look at it for a minute but for the answer that shows it."""
 
     def start_anew(answer: dict[str, Any]) -> dict[str, Any]:
-        servers[0].version = answer["meta_info"]["weight_version"] = "default"
+        servers[0].label = answer["meta_info"]["weight_version"] = "default"
         return answer
 
     servers = [serve(None, start_anew), serve()]
@@ -227,7 +227,7 @@ def test_a_server_that_was_started_anew_is_given_the_weights_and_used(
 
     def start_anew() -> None:
         other.wait_for(4)
-        anew.version = "default"
+        anew.label = "default"
         eventually(lambda: f"{anew.url} is healthy again, and used" in caplog.text)
         labels.append(anew.version)
         other.release()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO, cast
 
 import ray
@@ -77,7 +78,7 @@ class Cluster:
     def __init__(self, args: Args, pools: Sequence[Pool]) -> None:
         self.groups: list[PlacementGroup] = []
         self._ours = not ray.is_initialized()
-        self._printing = ExitStack()
+        self._until_closed = ExitStack()
         self._needed = args.num_nodes * args.num_gpus_per_node
         if self._ours:
             self._connect(args)
@@ -90,12 +91,15 @@ class Cluster:
             raise
 
     def _connect(self, args: Args) -> None:
-        self._printing.enter_context(redirect_stdout(cast(TextIO, _Output(sys.stdout))))
+        self._until_closed.enter_context(redirect_stdout(cast(TextIO, _Output(sys.stdout))))
         common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if args.ray_address is None:
             gpus = torch.cuda.device_count() if args.device != "cpu" else 0
             own = {"num_cpus": max(os.cpu_count() or 1, self._needed), "num_gpus": gpus, "include_dashboard": False}
-            ray.init("local", object_store_memory=OBJECT_STORE_BYTES, **own, **common)
+            # Not where TMPDIR may lead: the paths of Ray's sockets must be short.
+            session = TemporaryDirectory(prefix="stacx-ray-", dir="/tmp", ignore_cleanup_errors=True)
+            folder = self._until_closed.enter_context(session)
+            ray.init("local", object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **own, **common)
             return
         try:
             knock(args.ray_address)
@@ -147,4 +151,4 @@ class Cluster:
         self.groups = []
         if self._ours and ray.is_initialized():
             ray.shutdown()
-        self._printing.close()
+        self._until_closed.close()

@@ -2,7 +2,8 @@
 
     python benchmarks/many_processes.py
 
-Steps: the same model and batch by the torch backend in one process, and by Megatron-core on one and on two. Weights:
+Steps: the same model and batch by the torch backend in one process, and by Megatron-core on one and on two; in one of
+these layouts also through Ray, as `stacx train` does it, which shows what the driver costs. Weights:
 the time to gather them from two tensor-parallel processes, one weight after the other, as they are sent to rollout
 engines, and what that adds to the memory of each process, for models of three sizes. What gloo moves between
 processes goes through the processors that compute.
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from process_jobs import StepsJob, WeightsJob
+from process_jobs import WARM_UP, StepsJob, WeightsJob
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -28,6 +30,10 @@ from stacx_core.recipes import TRAINING_CONFIGS
 from stacx_core.testing.parallel import UpdateJob
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.variants import default_variant
+from stacx_core.trainer.ray.learner import ray_learner
+
+DRIVEN = "megatron TP=2"
+"""The layout that is also driven through Ray."""
 
 SECONDS = 600.0
 MEBI = 2**20
@@ -80,6 +86,7 @@ def job_for(checkpoint: Path, batch: Batch, tokens: int) -> UpdateJob:
     count = len(batch["tokens"])
     args = default_variant(config).args.replace(
         hf_checkpoint=str(checkpoint),
+        ref_load=None,
         num_steps_per_rollout=1,
         rollout_batch_size=count,
         global_batch_size=count,
@@ -89,21 +96,46 @@ def job_for(checkpoint: Path, batch: Batch, tokens: int) -> UpdateJob:
 
 
 def measure_steps(folder: Path, steps: int, samples: int, length: int) -> None:
-    """Print a line per layout."""
+    """Print a line per layout, and one for what Ray and the driver add to one of them."""
     size = make_model(folder / "steps", 256, 4)
     job = job_for(folder / "steps", batch_of(samples, length), tokens=samples * length // 4)
     print(f"A step on {samples} samples of {length} tokens, Llama of {size / MEBI:.0f} MiB, one thread a process:")
-    base = 0.0
+    base, alone = 0.0, dict[str, float]()
     for name, (count, knobs) in STEPS.items():
         timed = StepsJob(job.config, job.variant, job.args.replace(**knobs), job.batch, steps)
         with Ranks(SECONDS, count) as ranks:
             seconds = statistics.median(max(of_step) for of_step in zip(*ranks.run(timed), strict=True))
         base = base or seconds
+        alone[name] = seconds
         rate = samples * length / seconds
         print(
             f"  {name:14} {count} process(es)  {seconds:6.3f} s  {rate:7.0f} tokens/s  {base / seconds:4.2f}",
             flush=True,
         )
+
+    measure_driver(job, steps, alone[DRIVEN])
+
+
+def measure_driver(job: UpdateJob, steps: int, alone: float) -> None:
+    """Print what a step takes when the driver asks for it through Ray, and how much of it the driver computes."""
+    count, knobs = STEPS[DRIVEN]
+    args = job.args.replace(role_workers="ray", num_gpus_per_node=count, device="cpu", **knobs)
+    learner = ray_learner(job.config, args, None, num_rollout=WARM_UP + steps)
+    seconds, busy = [], []
+    try:
+        for step in range(WARM_UP + steps):
+            began, computed = time.perf_counter(), time.process_time()
+            learner.update(job.batch, step)
+            seconds.append(time.perf_counter() - began)
+            busy.append(time.process_time() - computed)
+    finally:
+        learner.close()
+    wall, own = (statistics.median(values[WARM_UP:]) for values in (seconds, busy))
+    print(
+        f"  {DRIVEN} through Ray: {wall:.3f} s, {wall - alone:+.3f} s to the same processes without it; the driver "
+        f"computes for {own * 1000:.1f} ms of a step",
+        flush=True,
+    )
 
 
 def measure_weights(folder: Path, widths: Sequence[int]) -> None:

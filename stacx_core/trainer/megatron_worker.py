@@ -18,7 +18,7 @@ from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.folders import write_model
 from stacx_core.backends.megatron.conversion.loading import load
 from stacx_core.backends.megatron.layout import Layout
-from stacx_core.backends.megatron.model import Stage, build
+from stacx_core.backends.megatron.model import Stage, build, recompute_activations
 from stacx_core.backends.megatron.optimizer import MegatronOptimizer, replicated
 from stacx_core.backends.megatron.packing import Packed
 from stacx_core.backends.megatron.packing import pack as pack_shared
@@ -203,6 +203,8 @@ def megatron_worker(
     config = load_config(checkpoint)
     stage = build(config, layout, dtype, role.head).to(pick_device(args.device))
     load(stage, config, layout, checkpoint)
+    if args.gradient_checkpointing and role.trainable:
+        recompute_activations(stage)
     return MegatronWorker(role, stage, layout, specialization, args, plugin_host().hook, checkpoint)
 
 

@@ -86,6 +86,11 @@ def test_every_aggregation_is_of_the_whole_step(job: UpdateJob, layout: tuple[st
     assert compared(job, layout, [4, 9, 17, 30, 5], loss_aggregation=aggregation) == ""
 
 
+def test_activations_that_are_computed_again_change_nothing(job: UpdateJob, layout: tuple[str, Ranks]) -> None:
+    """Not kept within the layers, with fewer bytes and the same gradient."""
+    assert compared(job, layout, [4, 9, 17], gradient_checkpointing=True) == ""
+
+
 def test_rows_come_back_in_the_callers_order(job: UpdateJob, tmp_path: Path) -> None:
     """Log-probs of samples that two processes share, by position in the batch."""
     scores = ScoreJob(job.spread({}), batch_of([12, 5, 40, 7, 33]))

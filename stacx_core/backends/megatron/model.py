@@ -104,6 +104,12 @@ def build(hf_config: Any, layout: Layout, dtype: torch.dtype, head: Literal["lm"
     return stage
 
 
+def recompute_activations(stage: Stage) -> None:
+    """Keep no activations within the stage's layers for the backward pass, but compute them again."""
+    config = stage.config
+    config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
+
+
 def _mark_shares(stage: Stage, layout: Layout) -> None:
     """Tell the optimizer which parameters tensor-parallel processes share.
 

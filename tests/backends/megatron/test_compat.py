@@ -24,7 +24,7 @@ def train(folder: str, saved: str) -> dict[str, Any]:
     from stacx_core.backends.megatron import compat
     from stacx_core.backends.megatron.conversion.loading import load
     from stacx_core.backends.megatron.layout import Layout, initialize
-    from stacx_core.backends.megatron.model import build
+    from stacx_core.backends.megatron.model import build, recompute_activations
     from stacx_core.backends.megatron.packing import pack
 
     layout = Layout()
@@ -34,11 +34,7 @@ def train(folder: str, saved: str) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(folder)
     stage = build(config, layout, torch.float32)
     load(stage, config, layout, folder)
-    stage.config.recompute_granularity, stage.config.recompute_method, stage.config.recompute_num_layers = (
-        "full",
-        "uniform",
-        1,
-    )
+    recompute_activations(stage)
     model = DistributedDataParallel(stage.config, DistributedDataParallelConfig(use_distributed_optimizer=True), stage)
     optimizer = get_megatron_optimizer(OptimizerConfig(lr=0.01, use_distributed_optimizer=True), [model])
     losses = []

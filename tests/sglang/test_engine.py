@@ -148,11 +148,12 @@ def test_an_abort_stops_what_runs_and_finishes_nothing(pool: ServerPool, model: 
 
 
 def test_a_generation_aborted_from_another_thread_raises(pool: ServerPool) -> None:
+    """Two thousand responses are not made in half a second, eight at a time."""
     engine = SGLangEngine(pool, NEVER, VOCABULARY)
     timer = threading.Timer(0.5, engine.abort)
     timer.start()
     with pytest.raises(EngineError, match="aborted"):
-        engine.generate([GenerationRequest([5], range(20))], SamplingParams(250))
+        engine.generate([GenerationRequest([5], range(2000))], SamplingParams(250))
     timer.join()
 
 

@@ -87,6 +87,7 @@ def job_for(checkpoint: Path, batch: Batch, tokens: int) -> UpdateJob:
     args = default_variant(config).args.replace(
         hf_checkpoint=str(checkpoint),
         ref_load=None,
+        output_dir=str(checkpoint / "run"),
         num_steps_per_rollout=1,
         rollout_batch_size=count,
         global_batch_size=count,

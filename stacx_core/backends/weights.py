@@ -1,9 +1,28 @@
-"""The weights of a Hugging Face model, named as in its checkpoints."""
+"""The weights of a Hugging Face model, named as in its checkpoints, and in runs of some size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
+
+T = TypeVar("T")
+
+
+def runs(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Cut items, as they come, into runs of at most so many bytes; one above that is alone."""
+    run: list[T] = []
+    filled = 0
+    for item in items:
+        if run and filled + size(item) > most:
+            yield run
+            run, filled = [], 0
+        run.append(item)
+        filled += size(item)
+    if run:
+        yield run
 
 
 def checkpoint_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -178,13 +178,12 @@ class MegatronWorker(RoleWorker):
             output = output[: len(packed.rows)]
             if scalar or layout.tensor == 1:
                 return output
-        own = packed.owners == parallel_state.get_context_parallel_rank()
         return ShardedOutput(
             output,
             vocabulary=1 if scalar else self.stage.hf_config.vocab_size,
             first_id=0 if scalar else self.stage.columns.start,
             tensor_group=None if scalar or layout.tensor == 1 else parallel_state.get_tensor_model_parallel_group(),
-            local_rows=None if layout.context == 1 else torch.where(own, packed.rows, -1).to(self.device),
+            local_rows=None if layout.context == 1 else packed.rows.to(self.device),
             context_group=None if layout.context == 1 else parallel_state.get_context_parallel_group(),
         )
 

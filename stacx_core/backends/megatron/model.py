@@ -123,12 +123,6 @@ def _mark_shares(stage: Stage, layout: Layout) -> None:
             parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, cut, 1
 
 
-def forward(model: nn.Module, packed: Packed) -> Tensor:
-    """What :meth:`Stage.forward` gives, of a stage or of a module around one."""
-    output: Tensor = model(packed)
-    return output
-
-
 def _layers(config: Any, hf_config: Any, layout: Layout) -> TransformerBlockSubmodules:
     count = layout.stage_layers(hf_config.num_hidden_layers)
     first = parallel_state.get_pipeline_model_parallel_rank() * count

@@ -1,8 +1,7 @@
-"""What one process reads of a packed micro-batch, and where the others' tokens are.
+"""What one process reads of a packed micro-batch.
 
-Under context parallelism every sample is filled up to a multiple of ``2 cp`` tokens and cut into as many chunks, of
-which process ``k`` has the ``k``-th and the ``k``-th from the end: the work of causal attention is then the same for
-all. Under sequence parallelism a tail without meaning makes the length a multiple of ``tp``.
+Under context parallelism every sample is filled up and cut as :mod:`stacx_core.data.zigzag` says. Under sequence
+parallelism a tail without meaning makes the length a multiple of ``tp``.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.megatron.attention import ZigzagAttention
 from stacx_core.backends.megatron.layout import Layout
+from stacx_core.data.zigzag import zigzag_chunks, zigzag_rows
 
 
 @dataclass(frozen=True)
@@ -25,43 +25,19 @@ class Packed:
 
     Attributes:
         tokens, positions: ``[1, T_local]`` int64.
-        owners: ``[T]`` int64 on the CPU, the context-parallel rank that has each token of the micro-batch.
-        rows: ``[T]`` int64 on the CPU, its place among that rank's T_local tokens.
+        rows: ``[T]`` int64 on the CPU, the place of each token of the micro-batch among the T_local tokens, or -1 where
+            another process has it.
         attention: What computes the attention between the tokens.
     """
 
     tokens: Tensor
     positions: Tensor
-    owners: Tensor
     rows: Tensor
     attention: PackedLayout | ZigzagAttention
 
     qkv_format = "packed"
     """Read by Megatron: its own layout of packed sequences, which needs Transformer Engine, is "thd"."""
     cp_group: Any = None
-
-
-def zigzag(lengths: Sequence[int], ranks: int) -> tuple[list[int], Tensor, Tensor]:
-    """Which rank has which token of samples laid end to end.
-
-    Args:
-        lengths: Tokens of each sample, filled up or not.
-        ranks: Context-parallel processes.
-
-    Returns:
-        The chunk length of each sample; owner and place of each token of the samples filled up to ``2 * ranks``
-        chunks, both ``[sum(2 * ranks * chunk)]`` int64.
-    """
-    chunks = [-(-length // (2 * ranks)) for length in lengths]
-    owners, rows, start = [], [], 0
-    order = torch.tensor([*range(ranks), *reversed(range(ranks))])
-    half = torch.tensor([0] * ranks + [1] * ranks)
-    for chunk in chunks:
-        owners.append(order.repeat_interleave(chunk))
-        places = half.repeat_interleave(chunk) * chunk + torch.arange(chunk).repeat(2 * ranks)
-        rows.append(start + places)
-        start += 2 * chunk
-    return chunks, torch.cat(owners), torch.cat(rows)
 
 
 def pack(tokens: Tensor, lengths: Sequence[int], layout: Layout, rank: int) -> Packed:
@@ -71,29 +47,24 @@ def pack(tokens: Tensor, lengths: Sequence[int], layout: Layout, rank: int) -> P
         tokens: ``[1, T]`` int64, samples end to end.
         lengths: Tokens of each sample, none of them 0.
     """
-    cp = layout.context
-    if cp == 1:
-        owners, rows = torch.zeros(sum(lengths), dtype=torch.int64), torch.arange(sum(lengths))
-        local, positions = tokens[0], torch.cat([torch.arange(length) for length in lengths])
+    if layout.context == 1:
+        rows, local = torch.arange(sum(lengths)), tokens[0]
+        positions = torch.cat([torch.arange(length) for length in lengths])
         size = _padded(len(local), layout)
         attention: PackedLayout | ZigzagAttention = PackedLayout(lengths, tokens.device, size=size)
     else:
-        chunks, all_owners, all_rows = zigzag(lengths, cp)
-        full = [2 * cp * chunk for chunk in chunks]
-        real = torch.cat([torch.arange(width) < length for width, length in zip(full, lengths, strict=True)])
-        owners, rows = all_owners[real], all_rows[real]
-        mine = all_owners == rank
-        order = torch.argsort(all_rows[mine])
-        filled = tokens.new_zeros(len(real)).masked_scatter(real.to(tokens.device), tokens[0])
-        local = filled[mine.nonzero()[order, 0].to(tokens.device)]
-        positions = torch.cat([torch.arange(width) for width in full])[mine][order]
+        rows = zigzag_rows(lengths, layout.context, rank)
+        pieces = [zigzag_chunks(length, layout.context, rank) for length in lengths]
+        positions = torch.cat([torch.tensor([*first, *second]) for first, second in pieces])
+        mine = rows >= 0
+        local = tokens.new_zeros(len(positions))
+        local[rows[mine].to(tokens.device)] = tokens[0, mine.nonzero()[:, 0].to(tokens.device)]
         size = _padded(len(local), layout)
-        attention = ZigzagAttention(chunks, size, cp, rank, tokens.device)
+        attention = ZigzagAttention([len(first) for first, _ in pieces], size, layout.context, rank, tokens.device)
     tail = size - len(local)
     return Packed(
         torch.cat([local, local.new_zeros(tail)])[None],
         torch.cat([positions, positions.new_zeros(tail)])[None].to(tokens.device),
-        owners,
         rows,
         attention,
     )

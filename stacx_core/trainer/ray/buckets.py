@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stacx_core.backends.weights import runs
+
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 """A weight of one expert, of which Transformers has all experts' in one parameter."""
 
@@ -48,17 +50,8 @@ Bucket = list[Piece]
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], most: int) -> Iterator[Bucket]:
-    """Cut weights, as they come, into runs of at most so many bytes; one above that is alone."""
-    filled: Bucket = []
-    size = 0
-    for name, tensor in weights:
-        if filled and size + tensor.nbytes > most:
-            yield filled
-            filled, size = [], 0
-        filled.append(Piece.of(name, tensor))
-        size += tensor.nbytes
-    if filled:
-        yield filled
+    """Copies of weights, as they come, in runs of at most so many bytes; one above that is alone."""
+    return runs((Piece.of(name, tensor) for name, tensor in weights), lambda piece: piece.data.nbytes, most)
 
 
 class Receiver:

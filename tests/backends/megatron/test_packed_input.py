@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("megatron.core")
 
 from stacx_core.backends.megatron.layout import Layout
-from stacx_core.backends.megatron.packing import pack, zigzag
-
-
-def test_a_process_has_a_chunk_from_the_front_and_its_mirror_image() -> None:
-    chunks, owners, rows = zigzag([10], 2)
-    assert chunks == [3]
-    assert owners.tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
-    assert rows.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+from stacx_core.backends.megatron.packing import pack
 
 
 def test_samples_are_cut_one_by_one() -> None:
@@ -27,8 +20,8 @@ def test_samples_are_cut_one_by_one() -> None:
     assert first.positions.tolist() == [[0, 1, 6, 7, 0, 3]]
     assert second.tokens.tolist() == [[3, 4, 5, 0, 7, 8]]
     assert second.positions.tolist() == [[2, 3, 4, 5, 1, 2]]
-    assert first.owners.tolist() == [0, 0, 1, 1, 1, 0, 1, 1]
-    assert first.rows.tolist() == [0, 1, 0, 1, 2, 4, 4, 5]
+    assert first.rows.tolist() == [0, 1, -1, -1, -1, 4, -1, -1]
+    assert second.rows.tolist() == [-1, -1, 0, 1, 2, -1, 4, 5]
 
 
 def test_sequence_parallelism_adds_a_tail() -> None:
@@ -45,8 +38,8 @@ def test_every_token_is_where_the_input_says(lengths: list[int], ranks: int, ten
     inputs = [pack(tokens, lengths, layout, rank) for rank in range(ranks)]
     positions = torch.cat([torch.arange(length) for length in lengths])
     for token in range(sum(lengths)):
-        owner, row = int(inputs[0].owners[token]), int(inputs[0].rows[token])
-        assert inputs[owner].tokens[0, row] == token
-        assert inputs[owner].positions[0, row] == positions[token]
+        ((owner, row),) = [(packed, int(packed.rows[token])) for packed in inputs if packed.rows[token] >= 0]
+        assert owner.tokens[0, row] == token
+        assert owner.positions[0, row] == positions[token]
     assert len({packed.tokens.shape for packed in inputs}) == 1
     assert inputs[0].tokens.shape[1] % tensor == 0

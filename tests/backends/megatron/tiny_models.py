@@ -93,9 +93,7 @@ def coefficients(width: int) -> list[Tensor]:
 class Shard:
     """A part of a micro-batch's output."""
 
-    rank: int
     columns: range
-    owners: Tensor
     rows: Tensor
     values: Tensor
 
@@ -103,9 +101,9 @@ class Shard:
 def whole(shards: Sequence[Shard]) -> Tensor:
     """``[T, V]``, of the parts of all processes."""
     width = max(shard.columns.stop for shard in shards)
-    output = torch.full((len(shards[0].owners), width), torch.nan)
+    output = torch.full((len(shards[0].rows), width), torch.nan)
     for shard in shards:
-        mine = (shard.owners == shard.rank).nonzero()[:, 0]
+        mine = (shard.rows >= 0).nonzero()[:, 0]
         output[mine[:, None], torch.tensor(shard.columns)] = shard.values[shard.rows[mine]]
     return output
 
@@ -166,40 +164,26 @@ def _compute(folder: str, layout: Any, exports: Path) -> Result:
 
 def _backward(model: Any, layout: Any, batches: list[Tensor], width: int) -> list[list[Shard]]:
     from megatron.core import parallel_state
-    from megatron.core.distributed import finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from stacx_core.backends.megatron.model import forward
     from stacx_core.backends.megatron.packing import pack
+    from stacx_core.backends.megatron.schedule import run_pipeline
 
     context = parallel_state.get_context_parallel_rank()
     stage = model.module
     columns = stage.columns if width > 1 else range(1)
     seen: list[list[Shard]] = []
 
-    def step(data: Any, model: Any) -> Any:
-        index = next(data)
+    def forward(index: int) -> Any:
         packed = pack(batches[index], LENGTHS[index], layout, context)
 
-        def loss(output: Tensor) -> Any:
-            shard = Shard(context, columns, packed.owners, packed.rows, output.detach().clone())
-            seen.append([shard])
-            mine = (packed.owners == context).nonzero()[:, 0]
+        def loss(output: Tensor) -> Tensor:
+            seen.append([Shard(columns, packed.rows, output.detach().clone())])
+            mine = (packed.rows >= 0).nonzero()[:, 0]
             chosen = coefficients(width)[index][mine[:, None], torch.tensor(columns)]
-            value = (chosen * output[packed.rows[mine]].tanh()).sum()
-            return value, torch.tensor(1), {}
+            return (chosen * output[packed.rows[mine]].tanh()).sum()
 
-        return forward(model, packed), loss
+        return model(packed), loss
 
-    stage.config.finalize_model_grads_func = lambda models, count, **kw: finalize_model_grads(models, None, **kw)
     share = range(parallel_state.get_data_parallel_rank(), len(LENGTHS), layout.data)
-    get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iter(share),
-        model=[model],
-        num_microbatches=len(share),
-        seq_length=1,
-        micro_batch_size=1,
-        forward_only=False,
-    )
+    run_pipeline(model, stage.config, share, forward)
     return seen

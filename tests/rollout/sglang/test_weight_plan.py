@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from stacx_core.errors import WeightSyncError
 from stacx_core.rollout.sglang.weights.checksums import checksum, compare
-from stacx_core.rollout.sglang.weights.plan import TrainedWeights, buckets, make_plan
+from stacx_core.rollout.sglang.weights.plan import TrainedWeights, make_plan
 from stacx_core.rollout.sglang.weights.served import ask
 from stacx_core.rollout.sglang.weights.tensor import serialised
 
@@ -75,18 +73,6 @@ def refusal(target, model, **changed):
     assert caught.value.url == "http://server:1"
     assert "nothing was sent" in str(caught.value)
     return caught.value.message
-
-
-def test_buckets_hold_at_most_so_many_bytes_and_a_larger_tensor_is_alone():
-    assert buckets({"a": 4, "b": 4, "c": 9, "d": 1, "e": 7}, 8) == (("a", "b"), ("c",), ("d", "e"))
-
-
-@given(st.lists(st.integers(0, 20), max_size=30), st.integers(1, 40))
-def test_buckets_keep_every_name_in_order(sizes, most):
-    named = {str(i): size for i, size in enumerate(sizes)}
-    cut = buckets(named, most)
-    assert [name for bucket in cut for name in bucket] == list(named)
-    assert all(len(bucket) == 1 or sum(named[name] for name in bucket) <= most for bucket in cut)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stacx_core.backends.hub import work_offline_unless_it_answers
+from stacx_core.backends.weights import runs
 from stacx_core.errors import ModelError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -112,15 +113,12 @@ def write(weights: Iterable[tuple[str, Tensor]], folder: Path, shard_bytes: int 
     Raises:
         OSError: A file cannot be written.
     """
-    written: list[tuple[Path, list[str], int]] = []
-    waiting: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        if waiting and _bytes(waiting) + tensor.nbytes > shard_bytes:
-            written.append(_write_shard(waiting, folder, len(written)))
-            waiting = {}
-        # A copy, since the next weight may reuse the memory of a view.
-        waiting[name] = tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-    written.append(_write_shard(waiting, folder, len(written)))
+    # Copies, since the next weight may reuse the memory of a view.
+    copies = (
+        (name, tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)) for name, tensor in weights
+    )
+    shards = runs(copies, lambda weight: weight[1].nbytes, shard_bytes)
+    written = [_write_shard(dict(shard), folder, number) for number, shard in enumerate(shards)]
     if len(written) == 1:
         written[0][0].rename(folder / WHOLE)
         return
@@ -136,8 +134,4 @@ def write(weights: Iterable[tuple[str, Tensor]], folder: Path, shard_bytes: int 
 def _write_shard(tensors: dict[str, Tensor], folder: Path, number: int) -> tuple[Path, list[str], int]:
     path = folder / f".shard-{number}.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
-    return path, list(tensors), _bytes(tensors)
-
-
-def _bytes(tensors: dict[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return path, list(tensors), sum(tensor.nbytes for tensor in tensors.values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from stacx_core.backends.weights import checkpoint_tensors
+from stacx_core.backends.weights import checkpoint_tensors, runs
 from stacx_core.errors import WeightSyncError
 from stacx_core.rollout.sglang.weights.served import ServedModel
 
@@ -95,20 +95,8 @@ def make_plan(targets: Sequence[ServedModel], weights: TrainedWeights, buffer_by
     dtype = dtypes.pop()
     tensors = {name: weights.tensors[name] for name in targets[0].layout.shapes}
     sizes = {name: tensor.numel() * _itemsize(tensor, dtype) for name, tensor in tensors.items()}
-    return Plan(tuple(targets), tensors, dtype, buckets(sizes, buffer_bytes))
-
-
-def buckets(sizes: Mapping[str, int], most: int) -> tuple[tuple[str, ...], ...]:
-    """Cut names, in order, into runs of at most so many bytes; a tensor above that is alone."""
-    found: list[list[str]] = []
-    filled = 0
-    for name, size in sizes.items():
-        if not found or filled + size > most:
-            found.append([])
-            filled = 0
-        found[-1].append(name)
-        filled += size
-    return tuple(map(tuple, found))
+    buckets = tuple(tuple(names) for names in runs(sizes, sizes.__getitem__, buffer_bytes))
+    return Plan(tuple(targets), tensors, dtype, buckets)
 
 
 def listed(names: Sequence[str]) -> str:

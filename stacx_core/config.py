@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from stacx_core.batch_keys import BATCH_KEYS, BatchKey
 from stacx_core.errors import RecipeError, nearest
+from stacx_core.host_knobs import HOST_KNOBS
+from stacx_core.modality import LANGUAGE, Modality
 
 if TYPE_CHECKING:
     from stacx_core.knobs import Args, Knob
@@ -76,9 +79,12 @@ class ModelRole:
         overrides: host knob -> knob of the recipe that this role uses in its place when it is set, as in
             {"lr": "critic_lr"}.
         stateful: True for a model that is not trained but whose weights change all the same, by a channel of
-            `build_syncs`; it is kept in checkpoints, and in fp32 whatever the precision of the run.
-        tokens_key: batch key of the sequences the role's forward passes read; each ends in the sample's response.
+            `build_syncs`, such as an average of another role's; it is kept in checkpoints, and in fp32 whatever the
+            precision of the run.
+        inputs_key: batch key of what the role's forward passes read; for language models the sequences of tokens,
+            each of which ends in the sample's response.
         frozen_for: name of a whole-number knob; the role is not trained in that many first rollouts.
+        trained_every: name of a whole-number knob; the role is trained in every so many-th rollout alone.
     """
 
     name: str
@@ -92,8 +98,9 @@ class ModelRole:
     prepare: tuple[str | Callable[[dict[str, Any], Args], dict[str, float]], ...] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)
     frozen_for: str | None = None
+    trained_every: str | None = None
     stateful: bool = False
-    tokens_key: str = "tokens"
+    inputs_key: str = "tokens"
 
     def __post_init__(self) -> None:
         _freeze(self, "reads", "prepare", "overrides")
@@ -141,6 +148,7 @@ class TrainingConfig:
         check_args: called with the resolved args before a run; raises `ConfigError` on a bad combination.
         supports: kinds of parallelism under which the recipe's losses are right, of `PARALLELISMS`; a run that
             asks for another kind is refused.
+        modality: what the samples are made of, and what loads and runs the models that read them.
 
     Raises:
         RecipeError: naming the recipe, the field, the value and what would be right.
@@ -158,12 +166,29 @@ class TrainingConfig:
     knobs: tuple[Knob, ...] = ()
     check_args: Callable[[Args], None] | str | None = None
     supports: tuple[str, ...] = PARALLELISMS
+    modality: Modality = LANGUAGE
 
     def __post_init__(self) -> None:
         from stacx_core.config_checks import check_recipe
 
         _freeze(self, "roles", "syncs", "defaults", "requires", "rollout_fields", "knobs", "supports")
         check_recipe(self)
+
+    @property
+    def resolved_knobs(self) -> tuple[Knob, ...]:
+        """Every knob that a run has a value of: the host's, the modality's, and the recipe's own."""
+        return (*HOST_KNOBS, *self.modality.knobs, *self.knobs)
+
+    @property
+    def offered_knobs(self) -> tuple[Knob, ...]:
+        """Those that a user can set: all but the host's that the modality does not use, which keep their defaults."""
+        used = self.modality.host_knobs
+        return tuple(k for k in self.resolved_knobs if used is None or k.name in used or k not in HOST_KNOBS)
+
+    @property
+    def batch_keys(self) -> Mapping[str, BatchKey]:
+        """Every key of a batch by name: the host's and the modality's."""
+        return {**BATCH_KEYS, **{key.name: key for key in self.modality.batch_keys}}
 
 
 def resolve_object(reference: Any) -> Any:

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stacx_core.batch_keys import BATCH_KEYS
+from stacx_core.batch_keys import PRODUCERS, BatchKey
 from stacx_core.config import OBJECT_REFERENCE, PARALLELISMS, DataSync, FrozenMapping, ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError, RecipeError, nearest
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Knob
+from stacx_core.modality import LANGUAGE, Modality
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -23,7 +24,7 @@ Problem = tuple[str, object, str]
 
 def check_recipe(config: TrainingConfig) -> None:
     """Raise `RecipeError` for the first rule the recipe breaks."""
-    rules = (_names, _own_fields, _roles, _rollout_push, _pools, _syncs, _written_once, _readable, _knobs)
+    rules = (_names, _modality, _own_fields, _roles, _rollout_push, _pools, _syncs, _written_once, _readable, _knobs)
     for rule in rules:
         for where, value, right in rule(config):
             raise RecipeError(f"recipe {config.name!r}: {where} is {value!r}; {right}")
@@ -40,6 +41,23 @@ def _names(config: TrainingConfig) -> Iterator[Problem]:
         yield "roles", config.roles, "a recipe needs at least one ModelRole"
 
 
+def _modality(config: TrainingConfig) -> Iterator[Problem]:
+    modality = config.modality
+    if not isinstance(modality, Modality):
+        yield "modality", modality, "it must be a Modality"
+    for where in ("setup", "worker", "check_rows", "sample"):
+        if not _is_reference(getattr(modality, where)):
+            yield f"modality.{where}", getattr(modality, where), "it must be an object reference 'package.module:name'"
+    host = {knob.name for knob in HOST_KNOBS}
+    for name in modality.host_knobs or ():
+        if name not in host:
+            yield "modality.host_knobs", name, f"the host has no such knob{nearest(name, host)}"
+    if not _is_tuple_of(lambda knob: isinstance(knob, Knob), modality.knobs):
+        yield "modality.knobs", modality.knobs, "it must be a tuple of Knob, as in (Knob(...),)"
+    if not _is_tuple_of(lambda key: isinstance(key, BatchKey) and key.producer in PRODUCERS, modality.batch_keys):
+        yield "modality.batch_keys", modality.batch_keys, f"it must be a tuple of BatchKey; producers are {PRODUCERS}"
+
+
 def _own_fields(config: TrainingConfig) -> Iterator[Problem]:
     for where in ("description", "family"):
         if not isinstance(getattr(config, where), str):
@@ -50,7 +68,7 @@ def _own_fields(config: TrainingConfig) -> Iterator[Problem]:
         yield "requires", config.requires, "it must be a tuple of knob names, as in ('ref_load',)"
     if not _is_reference(config.rollout):
         yield "rollout", config.rollout, "it must be an object reference 'package.module:Class'"
-    yield from _batch_keys("rollout_fields", config.rollout_fields)
+    yield from _batch_keys(config, "rollout_fields", config.rollout_fields)
     if not _is_tuple_of(lambda knob: isinstance(knob, Knob), config.knobs):
         yield "knobs", config.knobs, "it must be a tuple of Knob, as in (Knob(...),)"
     if config.check_args is not None and not _is_function(config.check_args):
@@ -66,13 +84,13 @@ def _roles(config: TrainingConfig) -> Iterator[Problem]:
     for name in _repeated([role.name for role in config.roles]):
         yield "roles", name, "role names must be unique"
     for role in config.roles:
-        for where, value, right in _role_fields(role):
+        for where, value, right in _role_fields(config, role):
             yield f"roles[{role.name!r}].{where}", value, right
     if not any(role.trainable for role in config.roles):
         yield "roles", [role.name for role in config.roles], "at least one role must have trainable=True"
 
 
-def _role_fields(role: ModelRole) -> Iterator[Problem]:
+def _role_fields(config: TrainingConfig, role: ModelRole) -> Iterator[Problem]:
     if not isinstance(role.specialization_cls, type) and not _is_reference(role.specialization_cls):
         yield "specialization_cls", role.specialization_cls, "it must be a class or 'package.module:Class'"
     for where in ("sync_to_rollout", "trainable", "stateful"):
@@ -84,7 +102,7 @@ def _role_fields(role: ModelRole) -> Iterator[Problem]:
         yield "head", role.head, "it must be 'lm' or 'scalar'"
     if not isinstance(role.reads, FrozenMapping):
         yield "reads", role.reads, "it must map batch keys to tuples of knob names, as in {'rewards': ()}"
-    yield from _batch_keys("reads", tuple(role.reads))
+    yield from _batch_keys(config, "reads", tuple(role.reads))
     for key, knobs in role.reads.items():
         if not _is_tuple_of(_is_condition, knobs):
             yield f"reads[{key!r}]", knobs, "it must be a tuple of 'knob' or 'knob=value', () for always"
@@ -94,10 +112,12 @@ def _role_fields(role: ModelRole) -> Iterator[Problem]:
         yield "overrides", role.overrides, "it must map host knobs to knobs, as in {'lr': 'critic_lr'}"
     if role.stateful and role.trainable:
         yield "stateful", True, "a trained role is kept in checkpoints anyway: leave it out, or set trainable=False"
-    if role.tokens_key not in BATCH_KEYS or not BATCH_KEYS[role.tokens_key].element.startswith("[L"):
-        yield "tokens_key", role.tokens_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"
-    if role.frozen_for is not None and not _is_identifier(role.frozen_for):
-        yield "frozen_for", role.frozen_for, "it must be the name of a knob, as in 'num_critic_only_steps'"
+    yield from _batch_keys(config, "inputs_key", (role.inputs_key,))
+    if config.modality is LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
+        yield "inputs_key", role.inputs_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"
+    for where in ("frozen_for", "trained_every"):
+        if getattr(role, where) is not None and not _is_identifier(getattr(role, where)):
+            yield where, getattr(role, where), "it must be the name of a knob, as in 'num_critic_only_steps'"
 
 
 def _rollout_push(config: TrainingConfig) -> Iterator[Problem]:
@@ -105,7 +125,7 @@ def _rollout_push(config: TrainingConfig) -> Iterator[Problem]:
     if len(pushed) > 1:
         yield "sync_to_rollout", [role.name for role in pushed], "at most one role may push its weights"
     for role in pushed:
-        if not role.trainable:
+        if not role.trainable and not role.stateful:
             yield (
                 f"roles[{role.name!r}].sync_to_rollout",
                 True,
@@ -130,11 +150,11 @@ def _pools(config: TrainingConfig) -> Iterator[Problem]:
 def _syncs(config: TrainingConfig) -> Iterator[Problem]:
     names = [role.name for role in config.roles]
     for index, sync in enumerate(config.syncs):
-        for where, value, right in _sync_fields(sync, names):
+        for where, value, right in _sync_fields(config, sync, names):
             yield f"syncs[{index}].{where}", value, right
 
 
-def _sync_fields(sync: DataSync, names: list[str]) -> Iterator[Problem]:
+def _sync_fields(config: TrainingConfig, sync: DataSync, names: list[str]) -> Iterator[Problem]:
     for where, end in (("src", sync.src), ("dst", sync.dst)):
         if end not in names:
             yield where, end, f"it must be a role of the recipe: {names}{nearest(str(end), names)}"
@@ -144,8 +164,8 @@ def _sync_fields(sync: DataSync, names: list[str]) -> Iterator[Problem]:
         yield "mode", sync.mode, "it must be 'inject' or 'exchange'"
     if sync.keys == ():
         yield "keys", sync.keys, "a sync must carry at least one batch key, as in ('ref_log_probs',)"
-    yield from _batch_keys("keys", sync.keys)
-    yield from _batch_keys("reverse_keys", sync.reverse_keys)
+    yield from _batch_keys(config, "keys", sync.keys)
+    yield from _batch_keys(config, "reverse_keys", sync.reverse_keys)
     if sync.mode == "exchange" and not sync.reverse_keys:
         yield (
             "reverse_keys",
@@ -171,22 +191,24 @@ def _readable(config: TrainingConfig) -> Iterator[Problem]:
     delivered = set(_deliveries(config))
     for role in config.roles:
         for key in role.reads:
-            other_role_only = BATCH_KEYS[key].producer == "sync" and role.head != "scalar"
+            other_role_only = config.batch_keys[key].producer == "sync" and role.head != "scalar"
             if other_role_only and (role.name, key) not in delivered:
                 right = f"nothing writes it for this role: add a DataSync that delivers it to {role.name!r}"
                 yield f"roles[{role.name!r}].reads", key, right
 
 
 def _knobs(config: TrainingConfig) -> Iterator[Problem]:
-    for name in _repeated([knob.name for knob in (*HOST_KNOBS, *config.knobs)]):
+    for name in _repeated([knob.name for knob in config.resolved_knobs]):
         yield (
             "knobs",
             name,
             "it is declared already; give the knob another name, or set its value in defaults",
         )
-    known = {knob.name: knob for knob in (*HOST_KNOBS, *config.knobs)}
+    known = {knob.name: knob for knob in config.offered_knobs}
     for where, name in _knob_names(config):
-        if name not in known:
+        if name not in known and any(knob.name == name for knob in config.resolved_knobs):
+            yield where, name, f"recipes of modality {config.modality.name!r} do not use that knob"
+        elif name not in known:
             yield where, name, f"neither the host nor the recipe declares that knob{nearest(name, known)}"
     yield from _counting_knobs(config, known)
     for name, value in config.defaults.items():
@@ -198,10 +220,15 @@ def _knobs(config: TrainingConfig) -> Iterator[Problem]:
 
 def _counting_knobs(config: TrainingConfig, known: dict[str, Knob]) -> Iterator[Problem]:
     for role in config.roles:
-        if role.frozen_for is not None and known[role.frozen_for].type is not int:
-            yield f"roles[{role.name!r}].frozen_for", role.frozen_for, "it must name a whole-number knob"
-        if role.frozen_for is not None and not role.trainable:
-            yield f"roles[{role.name!r}].frozen_for", role.frozen_for, "a role with trainable=False is never trained"
+        for where in ("frozen_for", "trained_every"):
+            name = getattr(role, where)
+            if name is not None and known[name].type is not int:
+                yield f"roles[{role.name!r}].{where}", name, "it must name a whole-number knob"
+            if name is not None and not role.trainable:
+                yield f"roles[{role.name!r}].{where}", name, "a role with trainable=False is never trained"
+        every = known[role.trained_every] if role.trained_every is not None else None
+        if every is not None and not (every.default and every.minimum):
+            yield f"roles[{role.name!r}].trained_every", every.name, "its knob needs a default and minimum=1"
 
 
 def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:
@@ -211,8 +238,9 @@ def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:
     for role in config.roles:
         if role.load_arg is not None:
             yield f"roles[{role.name!r}].load_arg", role.load_arg
-        if role.frozen_for is not None:
-            yield f"roles[{role.name!r}].frozen_for", role.frozen_for
+        for where in ("frozen_for", "trained_every"):
+            if getattr(role, where) is not None:
+                yield f"roles[{role.name!r}].{where}", getattr(role, where)
         for pair in role.overrides.items():
             yield from ((f"roles[{role.name!r}].overrides", name) for name in pair)
         for key, conditions in role.reads.items():
@@ -226,12 +254,12 @@ def _deliveries(config: TrainingConfig) -> list[tuple[str, str]]:
     return forward + [(sync.src, key) for sync in config.syncs for key in sync.reverse_keys]
 
 
-def _batch_keys(where: str, keys: Any) -> Iterator[Problem]:
+def _batch_keys(config: TrainingConfig, where: str, keys: Any) -> Iterator[Problem]:
     if not _is_tuple_of(lambda key: isinstance(key, str), keys):
         yield where, keys, "it must be a tuple of batch keys, as in ('values',)"
     for key in keys:
-        if key not in BATCH_KEYS:
-            yield where, key, f"no such batch key{nearest(key, BATCH_KEYS)}; see stacx_core.batch_keys"
+        if key not in config.batch_keys:
+            yield where, key, f"no such batch key{nearest(key, config.batch_keys)}; see stacx_core.batch_keys"
 
 
 def _is_tuple_of(check: Any, value: Any) -> bool:

@@ -165,8 +165,12 @@ def _sent_to(config: TrainingConfig, role: ModelRole, key: str) -> list[str]:
 def _knobs(provided: ProvidedRecipe) -> list[dict[str, Any]]:
     """Return every knob of a run of the recipe, the recipe's own first."""
     config = provided.config
-    own = [_knob(config, knob, provided.plugin.distribution) for knob in config.knobs]
-    return own + [_knob(config, knob, HOST.distribution) for knob in HOST_KNOBS]
+    own = (*config.knobs, *config.modality.knobs)
+    hosts = [knob for knob in config.offered_knobs if knob not in own]
+    return [
+        *(_knob(config, knob, provided.plugin.distribution) for knob in own),
+        *(_knob(config, knob, HOST.distribution) for knob in hosts),
+    ]
 
 
 def _knob(config: TrainingConfig, knob: Knob, origin: str) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def _condition(config: TrainingConfig, condition: str) -> str:
 
 
 def _flag(config: TrainingConfig, name: str) -> str:
-    return next(knob.flag for knob in (*config.knobs, *HOST_KNOBS) if knob.name == name)
+    return next(knob.flag for knob in config.offered_knobs if knob.name == name)
 
 
 def _reference(target: Any) -> str:

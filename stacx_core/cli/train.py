@@ -51,10 +51,10 @@ def train(ctx: click.Context, /, config: str | None, print_config: bool, dry_run
 def resolve_args(
     recipe: TrainingConfig, knobs: Sequence[Knob], elsewhere: dict[str, str], flags: dict[str, Any]
 ) -> Args:
-    """Merge flags, environment, config file and defaults."""
+    """Merge flags, environment, config file and defaults; a knob of the host that the recipe lacks has its default."""
     file = chosen_config_file()
     return resolve(
-        knobs,
+        recipe.resolved_knobs,
         flags=given_values(knobs, flags),
         environment=environment_values(knobs, os.environ, elsewhere),
         config=file.values(knobs, elsewhere) if file else {},
@@ -66,9 +66,9 @@ def resolve_args(
 def _dry_run(recipe: TrainingConfig, args: Args) -> None:
     from stacx_core.trainer.factory import load_data
 
-    _, roll_in, evaluation, rollouts = load_data(recipe, args)
-    held_out = evaluation.size if evaluation else 0
-    source = f"{roll_in.num_prompts} prompts" if args.environment is None else f"tasks of {args.environment}"
+    setup, rollouts = load_data(recipe, args)
+    held_out = setup.evaluation.size if setup.evaluation else 0
+    source = f"{setup.roll_in.num_prompts} prompts" if args.environment is None else f"tasks of {args.environment}"
     click.echo(
         f"{recipe.name}: {rollouts} rollouts of {args.rollout_batch_size} x {args.n_samples_per_prompt}, "
         f"{source}, {held_out} held out; nothing was trained"

@@ -34,7 +34,7 @@ class TrainCommand(click.Command):
         else:
             recipe = TRAINING_CONFIGS[infer_algorithm(selection)]
             ctx.meta["recipe"] = recipe
-            ctx.meta["knobs"] = (*HOST_KNOBS, *recipe.knobs)
+            ctx.meta["knobs"] = recipe.offered_knobs
             ctx.meta["elsewhere"] = _knobs_elsewhere(recipe.name)
         try:
             return super().parse_args(ctx, args)
@@ -127,11 +127,14 @@ def parse_selection(args: Sequence[str], file: ConfigFile | None) -> Args:
 def _knobs_elsewhere(recipe: str) -> dict[str, str]:
     """Flag, environment variable and config key -> the recipes, in words, for the knobs of all other recipes."""
     owners: dict[str, list[str]] = {}
+    mine = {knob.name for knob in TRAINING_CONFIGS[recipe].offered_knobs}
     for name, config in TRAINING_CONFIGS.items():
-        for knob in config.knobs if name != recipe else ():
-            for spelling in (knob.flag, knob.env, knob.key):
+        for knob in (*config.modality.knobs, *config.knobs):
+            for spelling in (knob.flag, knob.env, knob.key) if knob.name not in mine else ():
                 owners.setdefault(spelling, []).append(name)
-    return {spelling: in_words(names) for spelling, names in owners.items()}
+    elsewhere = {spelling: in_words(names) for spelling, names in owners.items()}
+    unused = [knob for knob in HOST_KNOBS if knob.name not in mine]
+    return elsewhere | {s: "recipes of language models" for knob in unused for s in (knob.flag, knob.env, knob.key)}
 
 
 def in_words(recipes: Sequence[str]) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stacx_core.batch_keys import BATCH_KEYS
+from stacx_core.batch_keys import BATCH_KEYS, BatchKey
 from stacx_core.data.sample import ENVIRONMENT, Sample, SampleStatus
 from stacx_core.errors import BatchError, NonFiniteError, RewardError, nearest
 
@@ -23,31 +23,35 @@ Batch = dict[str, Any]
 TEACHER_TOKEN = 1.0
 """Value in `teacher_log_probs` that marks a token produced by the teacher; no log-prob can be positive."""
 
-RESPONSE_KEYS = tuple(name for name, key in BATCH_KEYS.items() if key.element.startswith(("[R]", "[R,")))
-"""Keys whose per-sample element has one entry per response token."""
+
+def response_keys(keys: Mapping[str, BatchKey] = BATCH_KEYS) -> tuple[str, ...]:
+    """Keys whose per-sample element has one entry per position of the response."""
+    return tuple(name for name, key in keys.items() if key.element.startswith(("[R]", "[R,")))
 
 
 def samples_to_batch(
-    samples: Sequence[Sample], *, mask_truncated: bool, reward_key: str | None
+    samples: Sequence[Sample], *, mask_truncated: bool, reward_key: str | None, unit: str = "token"
 ) -> tuple[Batch, dict[str, float]]:
     """Turn the samples of one rollout phase into a batch of B samples, and count what happened to them.
 
-    - A sample without response tokens is dropped: it cannot be trained on, so it has no vote in its group.
+    - A sample with a response of length 0 is dropped: it cannot be trained on, so it has no vote in its group.
     - A removed, aborted or failed sample stays with an all-zero mask and `removed` 1. Values it lacks become
       NaN, so that a use of them is noticed; nothing reads masked positions.
     - With `mask_truncated` a truncated sample stays with an all-zero mask.
     - `rollout_mask_sums` counts the masks of all samples of a rollout after both rules, so what is masked
       above the fraction line is never counted below it.
     - An optional field must be set on every sample that is not removed, or on none.
+    - A sample with `inputs` has no tokens; each entry of them becomes a key of the batch.
 
     Args:
         samples: finished samples; each is validated.
         mask_truncated: zero the masks of samples cut at the length limit.
         reward_key: which entry of a reward dict trains; None for plain numbers.
+        unit: what a response is made of.
 
     Returns:
         The batch, and counters: `dropped_empty`, `removed`, `truncated_frac`, `empty_mask_frac`,
-        `response_tokens`, `loss_tokens`, `response_length_mean` / `_min` / `_max`.
+        `response_tokens` and `loss_tokens` (or another unit's), `response_length_mean` / `_min` / `_max`.
 
     Raises:
         BatchError: inconsistent sample, or an optional field set on some samples only.
@@ -59,8 +63,7 @@ def samples_to_batch(
     masks = [_training_mask(sample, mask_truncated) for sample in kept]
     rollout_ids = _unused_ids([sample.rollout_id for sample in kept])
     batch: Batch = {
-        "tokens": [torch.tensor(sample.tokens, dtype=torch.int64) for sample in kept],
-        "total_lengths": [len(sample.tokens) for sample in kept],
+        **_inputs(kept),
         "response_lengths": [sample.response_length for sample in kept],
         "loss_masks": masks,
         "rollout_mask_sums": _rollout_mask_sums(masks, rollout_ids),
@@ -72,7 +75,25 @@ def samples_to_batch(
         "metadata": [sample.metadata for sample in kept],
     }
     _add_optional(batch, kept, reward_key)
-    return batch, _counters(batch, dropped=len(samples) - len(kept))
+    return batch, _counters(batch, len(samples) - len(kept), unit)
+
+
+def _inputs(samples: Sequence[Sample]) -> Batch:
+    """What the models read: tokens, or the entries of `inputs`.
+
+    Raises:
+        BatchError: samples differ in which entries they have.
+    """
+    names = {None if sample.inputs is None else tuple(sorted(sample.inputs)) for sample in samples}
+    if len(names) > 1:
+        found = " and ".join(sorted("tokens" if name is None else ", ".join(name) for name in names))
+        raise BatchError(f"the samples of a rollout have {found}; all of them need the same inputs")
+    if names <= {None}:
+        return {
+            "tokens": [torch.tensor(sample.tokens, dtype=torch.int64) for sample in samples],
+            "total_lengths": [len(sample.tokens) for sample in samples],
+        }
+    return {name: [sample.inputs[name] for sample in samples if sample.inputs] for name in names.pop() or ()}
 
 
 def _training_mask(sample: Sample, mask_truncated: bool) -> Tensor:
@@ -177,7 +198,7 @@ def _reward(sample: Sample, reward_key: str | None) -> float:
     return float(value)
 
 
-def _counters(batch: Batch, dropped: int) -> dict[str, float]:
+def _counters(batch: Batch, dropped: int, unit: str) -> dict[str, float]:
     lengths = batch["response_lengths"]
     count = max(len(lengths), 1)
     loss_tokens = [int(mask.sum()) for mask in batch["loss_masks"]]
@@ -186,8 +207,8 @@ def _counters(batch: Batch, dropped: int) -> dict[str, float]:
         "removed": float(sum(batch["removed"])),
         "truncated_frac": sum(batch["truncated"]) / count,
         "empty_mask_frac": loss_tokens.count(0) / count,
-        "response_tokens": float(sum(lengths)),
-        "loss_tokens": float(sum(loss_tokens)),
+        f"response_{unit}s": float(sum(lengths)),
+        f"loss_{unit}s": float(sum(loss_tokens)),
         "response_length_mean": sum(lengths) / count,
         "response_length_min": float(min(lengths, default=0)),
         "response_length_max": float(max(lengths, default=0)),
@@ -201,12 +222,13 @@ def select(batch: Batch, indices: Sequence[int]) -> Batch:
     }
 
 
-def validate_batch(batch: Batch, required: Iterable[str] = ()) -> None:
+def validate_batch(batch: Batch, required: Iterable[str] = (), keys: Mapping[str, BatchKey] = BATCH_KEYS) -> None:
     """Check a whole-rollout batch before it is trained on; costs one pass over the CPU tensors.
 
     Args:
         batch: unpacked batch.
         required: keys that must be there.
+        keys: the contract of the batch.
 
     Raises:
         BatchError: missing key, lists of unequal length, wrong per-sample length, mask outside {0, 1}, a
@@ -216,29 +238,34 @@ def validate_batch(batch: Batch, required: Iterable[str] = ()) -> None:
     missing = [key for key in required if key not in batch]
     if missing:
         raise BatchError(f"the batch lacks {', '.join(missing)}; it has {', '.join(sorted(batch))}")
-    size = len(batch["tokens"])
+    size = len(batch["response_lengths"])
     for key, value in batch.items():
         if isinstance(value, list) and len(value) != size:
             raise BatchError(f"batch key {key!r} has {len(value)} entries for {size} samples")
+    aligned = [key for key in response_keys(keys) if key in batch]
     for position in range(size):
         where = f"sample {batch['sample_indices'][position]}"
-        _check_lengths(batch, position, where)
+        _check_lengths(batch, position, where, aligned)
         mask = _check_mask(batch["loss_masks"][position], where)
-        for key in RESPONSE_KEYS:
-            if key in batch and key != "loss_masks":
+        for key in aligned:
+            if key != "loss_masks":
                 _check_values(key, batch[key][position], mask, where)
         _check_reward(batch, position, where)
 
 
-def _check_lengths(batch: Batch, position: int, where: str) -> None:
-    total, response = batch["total_lengths"][position], batch["response_lengths"][position]
-    if len(batch["tokens"][position]) != total:
-        raise BatchError(f"{where}: total_lengths is {total} with {len(batch['tokens'][position])} tokens")
-    if not 0 <= response <= total - 1:
-        raise BatchError(f"{where}: response_lengths is {response}; with {total} tokens it must lie in 0..{total - 1}")
-    for key in RESPONSE_KEYS:
-        if key in batch and len(batch[key][position]) != response:
-            raise BatchError(f"{where}: {key} has {len(batch[key][position])} entries for {response} response tokens")
+def _check_lengths(batch: Batch, position: int, where: str, aligned: Iterable[str]) -> None:
+    response = batch["response_lengths"][position]
+    if "tokens" in batch:
+        total, tokens = batch["total_lengths"][position], len(batch["tokens"][position])
+        if tokens != total:
+            raise BatchError(f"{where}: total_lengths is {total} with {tokens} tokens")
+        if not 0 <= response <= total - 1:
+            raise BatchError(
+                f"{where}: response_lengths is {response}; with {total} tokens it must lie in 0..{total - 1}"
+            )
+    for key in aligned:
+        if len(batch[key][position]) != response:
+            raise BatchError(f"{where}: {key} has {len(batch[key][position])} entries for a response of {response}")
 
 
 def _check_mask(mask: Tensor, where: str) -> Tensor:
@@ -252,7 +279,7 @@ def _check_values(key: str, values: Tensor, mask: Tensor, where: str) -> None:
     if not bool(torch.isfinite(trained).all()):
         at, *entry = [int(i) for i in (~torch.isfinite(values) & mask.view(-1, *[1] * (values.dim() - 1))).nonzero()[0]]
         value = float(values[(at, *entry)])
-        raise NonFiniteError(f"{where}: {key} is {value} at response token {at}, which has mask 1")
+        raise NonFiniteError(f"{where}: {key} is {value} at position {at} of the response, which has mask 1")
     if key == "teacher_log_probs":
         corrupt = trained[(trained > 1e-6) & (trained != TEACHER_TOKEN)]
         if corrupt.numel():

@@ -57,7 +57,9 @@ class Sample:
         rollout_id: one execution; samples cut from the same one share it. None: an unused id is given later.
         prompt: text or chat messages, as read from the source.
         tokens: prompt ids then response ids, L of them.
-        response, response_length: decoded response and its length R in tokens, environment tokens included.
+        inputs: what a model of another modality reads in their place: batch key -> this sample's entry.
+        response, response_length: decoded response and its length R in tokens, environment tokens included; with
+            `inputs`, the number of positions that have a loss.
         label: ground truth as text.
         reward: number, or named numbers of which the run's `reward_key` picks one.
         loss_mask: R entries, 1 where the token is trained; None means all 1.
@@ -82,6 +84,7 @@ class Sample:
     rollout_id: int | None = None
     prompt: str | list[Message] = ""
     tokens: list[int] = field(default_factory=list)
+    inputs: dict[str, Any] | None = None
     response: str = ""
     response_length: int = 0
     label: str | None = None
@@ -106,8 +109,8 @@ class Sample:
 
     @property
     def prompt_length(self) -> int:
-        """Number of prompt tokens, P = L - R."""
-        return len(self.tokens) - self.response_length
+        """Number of prompt tokens, P = L - R; 0 where there are no tokens."""
+        return len(self.tokens) - self.response_length if self.inputs is None else 0
 
     @property
     def removed(self) -> bool:
@@ -195,7 +198,9 @@ class Sample:
 
     def validate(self) -> None:
         """Check that lengths agree and values are legal; raises `BatchError` naming sample and field."""
-        if not 0 <= self.response_length <= max(len(self.tokens) - 1, 0):
+        if self.inputs is not None and (self.tokens or self.response_length < 0):
+            raise BatchError(f"{self.describe()}: a sample with inputs has no tokens, and response_length from 0 up")
+        if self.inputs is None and not 0 <= self.response_length <= max(len(self.tokens) - 1, 0):
             raise BatchError(
                 f"{self.describe()}: response_length is {self.response_length} with {len(self.tokens)} "
                 "tokens; it must lie between 0 and len(tokens) - 1 (a prompt has at least one token)"

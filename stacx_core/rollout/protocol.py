@@ -23,8 +23,9 @@ class Rollout:
 class RollIn(Protocol):
     """Makes the samples of each rollout. A recipe names its class in ``TrainingConfig.rollout``.
 
-    Built once per run, before any model is loaded, so that unusable data fails first. ``context_length`` is the most
-    tokens that every model of the run takes: the policy, a critic, a reference, a reward model.
+    Built once per run, before any model is loaded, so that unusable data fails first; of language models with these
+    arguments, else as its modality's setup does it. ``context_length`` is the most tokens that every model of the run
+    takes: the policy, a critic, a reference, a reward model.
 
     Attributes:
         num_prompts: Length of a pass over the data; 0 where there is no end to it.

@@ -228,7 +228,7 @@ def _batch(config: TrainingConfig, variant: Variant) -> Batch:
     batch: Batch = {}
     for subject in trained_subjects(config, variant.name, variant.args):
         rows = subject.rows()
-        if any(role.tokens_key != "tokens" for role in config.roles):
+        if any(role.inputs_key != "tokens" for role in config.roles):
             prompts = [[1, *row.sample.tokens[: row.sample.prompt_length]] for row in rows]
             rows = tuple(row.with_sample(teacher_prompt=ids) for row, ids in zip(rows, prompts, strict=True))
         batch |= subject.batch(rows)

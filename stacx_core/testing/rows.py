@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from stacx_core.config import resolve_object
 from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.testing.results import SampleShape
+
+if TYPE_CHECKING:
+    from stacx_core.testing.subject import Subject
 
 VOCABULARY = 11
 SEED = 20
@@ -22,7 +26,8 @@ class Row:
 
     Args:
         sample: with an index of its own.
-        output: `[L, V]` float64; a scalar head takes the first column.
+        output: `[L, V]` float64; a scalar head takes the first column. Of a sample without tokens `[R, ...]`, one
+            entry for each position of the response.
         keys: batch keys of this sample that forward passes, teachers or environments compute, token-level ones
             `[R]` float32 or `[R, K]`.
     """
@@ -36,6 +41,11 @@ class Row:
         """The number of the sample."""
         assert self.sample.index is not None
         return self.sample.index
+
+    @property
+    def first(self) -> int:
+        """The row of the output that belongs to the first position of the response."""
+        return self.sample.prompt_length - 1 if self.sample.inputs is None else 0
 
     def with_sample(self, **changes: Any) -> Row:
         """The row with some fields of its sample changed."""
@@ -57,6 +67,7 @@ class Row:
         sample = replace(
             s,
             tokens=s.tokens[:at] + s.tokens[at + 1 :],
+            inputs=_picked(s.inputs, s.response_length, kept),
             response_length=s.response_length - 1,
             loss_mask=[s.mask[index] for index in kept.tolist()],
         )
@@ -67,11 +78,13 @@ class Row:
         """The row as two siblings of one rollout; to the second, the response up to `position` is prompt."""
         s, at = self.sample, self.sample.prompt_length + position
 
-        def part(start: int, stop: int, tokens: int, index: int) -> Row:
+        def part(start: int, stop: int, end: int, index: int) -> Row:
             length, mask = stop - start, s.mask[start:stop]
-            sample = replace(s, index=index, tokens=s.tokens[:tokens], response_length=length, loss_mask=mask)
+            inputs = _picked(s.inputs, s.response_length, torch.arange(start, stop))
+            tokens, output = s.tokens[:end], self.output[:end] if inputs is None else self.output[start:stop]
+            sample = replace(s, index=index, tokens=tokens, inputs=inputs, response_length=length, loss_mask=mask)
             keys = {key: v[start:stop] if isinstance(v, Tensor) else v for key, v in self.keys.items()}
-            return Row(sample, self.output[:tokens], keys)
+            return Row(sample, output, keys)
 
         first, second = indices
         return part(0, position, at, first), part(position, s.response_length, len(s.tokens), second)
@@ -79,6 +92,14 @@ class Row:
     def without_prompt_token(self) -> Row:
         """The row without the first token of its prompt."""
         return replace(self.with_sample(tokens=self.sample.tokens[1:]), output=self.output[1:])
+
+
+def _picked(inputs: dict[str, Any] | None, length: int, kept: Tensor) -> dict[str, Any] | None:
+    """The inputs of some positions of a response of this length."""
+    if inputs is None:
+        return None
+    aligned = {key for key, value in inputs.items() if isinstance(value, Tensor) and len(value) == length}
+    return {key: value[kept] if key in aligned else value for key, value in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -120,6 +141,25 @@ _PAIRS = (
     *(_Plan(2, "111", 3, 3, 1.0, pair=3, chosen=True), _Plan(2, "1111", 3, 3, -1.0, pair=3, chosen=False)),
 )
 """Preference pairs: the two sides of a pair are one rollout, in either order."""
+
+
+def language_rows(subject: Subject) -> tuple[Row, ...]:
+    """Samples of tokens for a role: pairs where it reads them, and what the roll-in makes of them.
+
+    A roll-in that adds samples of its own to a rollout has a class method `check_samples(args, samples)`, which
+    gets the generated samples and returns those of a rollout: the same tokens under the same index, and what it
+    adds without an index.
+    """
+    rows = paired_rows() if {"pair_ids", "is_chosen"} & subject.given_keys() else grouped_rows()
+    complete = getattr(resolve_object(subject.config.rollout), "check_samples", None)
+    if complete is None:
+        return rows
+    samples: list[Sample] = complete(subject.args, [row.sample for row in rows])
+    generator = torch.Generator().manual_seed(SEED)
+    added = [sample for sample in samples if sample.index is None]
+    numbered = [replace(sample, index=len(rows) + number) for number, sample in enumerate(added)]
+    kept = [replace(rows[sample.index], sample=sample) for sample in samples if sample.index is not None]
+    return (*kept, *(row_of(sample, generator) for sample in numbered))
 
 
 def grouped_rows(seed: int = SEED) -> tuple[Row, ...]:

@@ -7,22 +7,20 @@ the hook `compute_loss`, normalization and the sum over micro-batches are those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import pluggy
 import torch
 from torch import Tensor, nn
 
-from stacx_core.batch_keys import BATCH_KEYS
 from stacx_core.config import ModelRole, TrainingConfig, resolve_object
 from stacx_core.data.batch import Batch, samples_to_batch, validate_batch
-from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
-from stacx_core.objectives.aggregation import Aggregation
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
-from stacx_core.testing.rows import SEED, Row, grouped_rows, paired_rows, row_of
+from stacx_core.testing.rows import Row
 from stacx_core.trainer.forwards import reads
 from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.syncs import active_syncs
@@ -64,14 +62,22 @@ class LeafModel(nn.Module):
         }
 
 
-class LeafWorker(RoleWorker):
-    """The worker of a run, with a `LeafModel`; `cast_to` is the dtype of the output that the loss sees."""
+class Leaves:
+    """What makes a worker one with a `LeafModel`; `cast_to` is the dtype of the output that the loss sees."""
 
+    model: LeafModel
     cast_to: torch.dtype | None = None
 
-    def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
-        output = cast(LeafModel, self.model).output(micro["sample_indices"])
+    def output(self, micro: Batch) -> Tensor:
+        """Of the samples of a micro-batch."""
+        output = self.model.output(micro["sample_indices"])
         return output if self.cast_to is None else output.to(self.cast_to)
+
+
+@cache
+def leaf_worker(worker: str) -> type[RoleWorker]:
+    """The worker of a run, with a `LeafModel`."""
+    return type("LeafWorker", (Leaves, resolve_object(worker)), {})
 
 
 @dataclass(frozen=True)
@@ -121,25 +127,12 @@ class Subject:
         for sync in active_syncs(self.config, self.args):
             if self.role.name in (sync.src, sync.dst):
                 keys |= {*sync.keys, *sync.reverse_keys}
-        return {key for key in keys if BATCH_KEYS[key].producer != "advantages"}
+        return {key for key in keys if self.config.batch_keys[key].producer != "advantages"}
 
     def rows(self) -> tuple[Row, ...]:
-        """The samples to check with: pairs for a role that reads them, and what the roll-in makes of them.
-
-        A roll-in that adds samples of its own to a rollout has a class method `check_samples(args, samples)`, which
-        gets the generated samples and returns those of a rollout: the same tokens under the same index, and what it
-        adds without an index.
-        """
-        rows = paired_rows() if {"pair_ids", "is_chosen"} & self.given_keys() else grouped_rows()
-        complete = getattr(resolve_object(self.config.rollout), "check_samples", None)
-        if complete is None:
-            return rows
-        samples: list[Sample] = complete(self.args, [row.sample for row in rows])
-        generator = torch.Generator().manual_seed(SEED)
-        added = [sample for sample in samples if sample.index is None]
-        numbered = [replace(sample, index=len(rows) + number) for number, sample in enumerate(added)]
-        kept = [replace(rows[sample.index], sample=sample) for sample in samples if sample.index is not None]
-        return (*kept, *(row_of(sample, generator) for sample in numbered))
+        """The samples to check with, as the recipe's modality makes them."""
+        rows: tuple[Row, ...] = resolve_object(self.config.modality.check_rows)(self)
+        return rows
 
     def batch(self, rows: Sequence[Row]) -> Batch:
         """The whole-rollout batch before the role's stages.
@@ -163,7 +156,7 @@ class Subject:
             StacxError: what a stage or the validation refuses.
         """
         run_stages(self.role, batch, self.args)
-        validate_batch(batch, [*self.active_reads(), *self.config.rollout_fields])
+        validate_batch(batch, [*self.active_reads(), *self.config.rollout_fields], self.config.batch_keys)
         return batch
 
     def outputs(self, rows: Sequence[Row]) -> dict[int, Tensor]:
@@ -197,23 +190,15 @@ class Subject:
         """
         args = self.args.replace(**{"micro_batch_size": None if cut else ONE_MICRO_BATCH, **cut})
         probe, model = probe or Probe(), LeafModel(outputs)
-        worker = LeafWorker(
+        worker = leaf_worker(self.config.modality.worker)(
             self.role, model, specialization or self.specialization(), args, cast(pluggy.HookRelay, probe)
         )
-        worker.cast_to = cast_to
+        cast(Leaves, worker).cast_to = cast_to
         rank, ranks = share
         worker.accumulate(batch, worker.micro_batches(batch)[rank::ranks])
         total = sum(float(loss.detach()) for loss, _ in probe.returned)
-        normalizer = _normalizer(batch, args)
+        normalizer = worker.normalizer(batch)
         return Outcome(total / normalizer, model.gradients(), _sums(probe.returned), probe.returned, normalizer)
-
-
-def _normalizer(batch: Batch, args: Args) -> int:
-    return Aggregation(args.loss_aggregation).normalizer(
-        len(set(batch["rollout_ids"])),
-        sum(int(mask.sum()) for mask in batch["loss_masks"]),
-        args.rollout_max_response_len,
-    )
 
 
 def _sums(returned: Sequence[Returned]) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from stacx_core.data.batch import Batch
 from stacx_core.errors import StacxError
+from stacx_core.modality import LANGUAGE
 from stacx_core.testing.ranks import Ranks
-from stacx_core.testing.results import Wrong
+from stacx_core.testing.results import NotApplicable, Wrong
 from stacx_core.testing.rows import Row
 from stacx_core.testing.subject import Outcome, Subject
 
@@ -58,6 +59,12 @@ class Trial:
         return self.subject.step(self.prepare(rows), self.subject.outputs(rows))
 
 
+def require_tokens(trial: Trial) -> None:
+    """Raise `NotApplicable` where the samples are no tokens."""
+    if trial.subject.config.modality is not LANGUAGE:
+        raise NotApplicable("the samples have no tokens")
+
+
 @contextmanager
 def during(change: str) -> Iterator[None]:
     """Turn an error of the host or the recipe into a `Wrong` that names the change which brought it about."""
@@ -93,7 +100,7 @@ def require_same_gradients(
     scale = max((float(gradient.abs().max()) for gradient in expected.values()), default=0.0)
     for index, gradient in expected.items():
         if not close(found[index], gradient, tolerance, scale):
-            row = int((found[index] - gradient).abs().nan_to_num(torch.inf).amax(-1).argmax())
+            row = int((found[index] - gradient).abs().nan_to_num(torch.inf).flatten(1).amax(-1).argmax())
             raise Wrong(
                 f"the gradient of sample {index} at position {row} is {show(found[index][row])} {change}, "
                 f"and {show(gradient[row])} without that"

@@ -8,7 +8,6 @@ from typing import Any
 
 from stacx_core.config import TrainingConfig
 from stacx_core.errors import ConfigError
-from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args, Knob, resolve
 from stacx_core.testing.deadline import Hangs
 from stacx_core.trainer.plan import complete
@@ -74,7 +73,7 @@ def explore(config: TrainingConfig) -> tuple[list[Variant], list[ArgumentsCrash]
 
 def knobs_of(config: TrainingConfig) -> dict[str, Knob]:
     """The knobs of the host and of the recipe by name."""
-    return {knob.name: knob for knob in (*HOST_KNOBS, *config.knobs)}
+    return {knob.name: knob for knob in config.offered_knobs}
 
 
 def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
@@ -89,9 +88,14 @@ def _resolve(config: TrainingConfig, changes: Mapping[str, Any]) -> Args:
     rewarded = any("rewards" in role.reads for role in config.roles)
     source = [] if "environment" in config.requires else ["prompt_data", *(["rm_type"] if rewarded else [])]
     needed = [*config.requires, *loads, "hf_checkpoint", *source]
-    flags = {name: _placeholder(knobs[name]) for name in needed if name not in config.defaults} | _RUN
+    needed = [name for name in needed if name in knobs and name not in config.defaults]
+    flags = {name: _placeholder(knobs[name]) for name in needed} | _RUN
     args = resolve(
-        knobs.values(), flags={**flags, **changes}, environment={}, config={}, recipe_defaults=config.defaults
+        config.resolved_knobs,
+        flags={**flags, **changes},
+        environment={},
+        config={},
+        recipe_defaults=config.defaults,
     )
     try:
         return complete(config, args)
@@ -155,7 +159,7 @@ def _everything(config: TrainingConfig, crashes: list[ArgumentsCrash]) -> dict[s
 def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     knobs, start = knobs_of(config), _resolve(config, {})
     own = dict.fromkeys([*_gates(config), *(knob.name for knob in config.knobs), "loss_aggregation"])
-    for knob in (knobs[name] for name in own):
+    for knob in (knobs[name] for name in own if name in knobs):
         current = getattr(start, knob.name)
         if knob.type is bool:
             yield f"{knob.flag} {'off' if current else 'on'}", {knob.name: not current}
@@ -166,4 +170,5 @@ def _single_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any
         for choice in knob.choices:
             if choice != current:
                 yield f"{knob.flag} {choice}", {knob.name: choice}
-    yield f"--rollout-temperature {COLD}", {"rollout_temperature": COLD}
+    if "rollout_temperature" in knobs:
+        yield f"--rollout-temperature {COLD}", {"rollout_temperature": COLD}

@@ -9,32 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from stacx_core.backends.model import load_tokenizer, stop_ids
 from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
-from stacx_core.rollout.engine import RolloutEngine
-from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
-from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
-from stacx_core.rollout.local import LocalEngine
-from stacx_core.rollout.protocol import RollIn
-from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.interrupts import broken_off
-from stacx_core.trainer.learner import Learner, policy_role
-from stacx_core.trainer.models import (
-    active_roles,
-    check_vocabularies,
-    other_models,
-    scoring_models,
-    shortest_context,
-)
+from stacx_core.trainer.learner import Learner, is_trained
 from stacx_core.trainer.roles import local_learner
+from stacx_core.trainer.setup import RunSetup
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
 
 
@@ -54,25 +39,16 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     disable_progress_bar()
     set_verbosity_error()
     checkpoint = resume_point(args)
-    tokenizer, roll_in, evaluation, num_rollout = load_data(config, args)
+    setup, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
     if start:
         assert checkpoint is not None
         _check_same_kind(checkpoint, start, config, args)
-        roll_in.restore(start["roll_in"])
+        setup.roll_in.restore(start["roll_in"])
     with ExitStack() as undo:
         learner = _learner(config, args, checkpoint, num_rollout)
         undo.callback(learner.close)
-        parts = Parts(
-            args=args,
-            tokenizer=tokenizer,
-            policy=policy_role(active_roles(config, args)),
-            learner=learner,
-            engine=_engine(args, learner.policy_model(), tokenizer),
-            roll_in=roll_in,
-            evaluation=evaluation,
-            num_rollout=num_rollout,
-        )
+        parts = Parts(config, args, setup, learner, setup.engine(learner.policy_model()), num_rollout)
         Path(args.output_dir).mkdir(parents=True, exist_ok=True)
         if checkpoint:
             set_aside_newer(Path(args.output_dir) / "checkpoints", checkpoint)
@@ -111,42 +87,26 @@ def _check_same_kind(checkpoint: Path, start: dict[str, Any], config: TrainingCo
         )
 
 
-def load_data(config: TrainingConfig, args: Args) -> tuple[PreTrainedTokenizerBase, RollIn, Evaluation | None, int]:
-    """Tokenizer, roll-in protocol, evaluation and the number of rollouts: all that can fail without a model."""
-    tokenizer = load_tokenizer(args.hf_checkpoint)
-    others = other_models(config, args)
-    scorers = scoring_models(args.eval_rm_type or args.rm_type, args)
-    check_vocabularies(args.hf_checkpoint, [*others, *scorers])
-    context = shortest_context(args.hf_checkpoint, others)
-    chosen = resolve_object(config.rollout)
-    make = sampled_or_played if chosen is SampledRollout else chosen
-    roll_in: RollIn = make(args, tokenizer, context)
-    evaluation = _evaluation(args, tokenizer, shortest_context(args.hf_checkpoint, scorers))
-    epochs = -(-args.num_epoch * roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
+def load_data(config: TrainingConfig, args: Args) -> tuple[RunSetup, int]:
+    """What the run has beside its roles, and the number of rollouts: all that can fail without a model."""
+    setup: RunSetup = resolve_object(config.modality.setup)(config, args)
+    epochs = -(-args.num_epoch * setup.roll_in.num_prompts // args.rollout_batch_size) if args.num_epoch else 0
     num_rollout = args.num_rollout or epochs
     _check_all_are_trained(config, args, num_rollout)
-    return tokenizer, roll_in, evaluation, num_rollout
+    return setup, num_rollout
 
 
 def _check_all_are_trained(config: TrainingConfig, args: Args, num_rollout: int) -> None:
     """Refuse to keep a role frozen for the whole run."""
     for role in config.roles:
-        if role.frozen_for is not None and args.get(role.frozen_for, 0) >= num_rollout:
-            flag = "--" + role.frozen_for.replace("_", "-")
-            raise ConfigError(
-                f"{flag} {args.get(role.frozen_for)} leaves none of {num_rollout} rollouts to train role "
-                f"{role.name!r}; lower it, or raise --num-rollout"
-            )
-
-
-def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:
-    if args.eval_tasks is not None:
-        return EpisodeEvaluation(args, tokenizer, context)
-    if args.eval_prompt_data is None:
-        return None
-    if args.rm_type is None and args.eval_rm_type is None:
-        raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
-    return PromptEvaluation(args, tokenizer, context)
+        if any(is_trained(role, args, rollout) for rollout in range(num_rollout)) or not role.trainable:
+            continue
+        counts = [name for name in (role.frozen_for, role.trained_every) if name is not None]
+        flags = " and ".join(f"--{name.replace('_', '-')} {args.get(name)}" for name in counts)
+        raise ConfigError(
+            f"{flags} leaves none of {num_rollout} rollouts to train role {role.name!r}; lower it, or raise "
+            "--num-rollout"
+        )
 
 
 def resume_point(args: Args) -> Path | None:
@@ -175,11 +135,3 @@ def free_cores() -> int:
     if told.isdigit() and int(told):
         return min(int(told), os.cpu_count() or 1)
     return max(len(os.sched_getaffinity(0)) // 2, 1)
-
-
-def _engine(args: Args, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> RolloutEngine:
-    if args.rollout_engine == "local":
-        return LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
-    from stacx_core.rollout.sglang.policy import policy_servers  # Its HTTP client is of no use to other runs.
-
-    return policy_servers(args, model, tokenizer)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stacx_core.backends.model import output_head
 from stacx_core.backends.optimizer import RoleOptimizer
 from stacx_core.data.batch import Batch
 from stacx_core.errors import RecipeError
@@ -41,7 +40,7 @@ def check_loss_invariance(worker: RoleWorker, batch: Batch) -> dict[str, float]:
     Raises:
         RecipeError: A difference is above rounding, naming role, cut and difference.
     """
-    atoms = [[position] for position in range(len(batch["tokens"]))]
+    atoms = [[position] for position in range(len(batch["response_lengths"]))]
     if "pair_ids" in batch:
         pairs: dict[int, list[int]] = {}
         for position, pair in enumerate(batch["pair_ids"]):
@@ -75,7 +74,7 @@ def _uncancelled(worker: RoleWorker, batch: Batch, cut: list[list[int]]) -> floa
     def positive(_: nn.Module, gradients: Any) -> Any:
         return tuple(part.abs() for part in gradients)
 
-    hook = output_head(worker.model).register_full_backward_pre_hook(positive)
+    hook = worker.output_layer.register_full_backward_pre_hook(positive)
     try:
         return float(_gradient(worker, batch, cut).norm())
     finally:

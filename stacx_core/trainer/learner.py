@@ -15,7 +15,6 @@ from stacx_core.config import DataSync, ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
 from stacx_core.data.sample import Sample
 from stacx_core.data.schedule import rollout_steps
-from stacx_core.errors import BatchError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.trainer.forwards import reads, run_forwards
@@ -115,7 +114,7 @@ class LocalLearner:
             self._invariance_due = False
         for name, role_batch in batches.items():
             worker = self.workers[name]
-            if completed >= frozen_rollouts(worker):
+            if is_trained(worker.role, worker.args, completed):
                 steps = self._steps(worker, role_batch)
                 metrics |= {self.prefix(name) + k: v for k, v in steps.items()}
         for channel in self.channels:
@@ -164,7 +163,7 @@ class LocalLearner:
             BatchError, NonFiniteError: A key is missing or does not fit.
             RecipeError: A stage returns something else than metrics.
         """
-        batches = {name: as_read_by(worker.role, batch) for name, worker in self.workers.items()}
+        batches = {name: worker.as_read(batch) for name, worker in self.workers.items()}
         run_forwards(self.args, self.workers, self.reference, self.syncs, batches)
         for channel in self.channels:
             channel.transfer(batches)
@@ -175,7 +174,7 @@ class LocalLearner:
             measured = run_stages(role, role_batch, self.workers[name].args)
             metrics |= {self.prefix(name) + k: v for k, v in measured.items()}
             required = [key for key in role.reads if reads(role, key, self.args)]
-            validate_batch(role_batch, [*required, *self.config.rollout_fields])
+            validate_batch(role_batch, [*required, *self.config.rollout_fields], self.config.batch_keys)
         return trained, metrics
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
@@ -184,7 +183,9 @@ class LocalLearner:
         steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count, expected)
         if dropped:
             logger.warning("%d trailing responses do not fill a step and are left out", dropped)
-        total = (self.num_rollout - frozen_rollouts(worker)) * count * epochs
+        total = (
+            sum(is_trained(worker.role, worker.args, rollout) for rollout in range(self.num_rollout)) * count * epochs
+        )
         results = [worker.train_step(select(batch, positions), total) for positions in steps * epochs]
         assert worker.optimizer is not None
         metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}
@@ -193,23 +194,11 @@ class LocalLearner:
         return metrics
 
 
-def as_read_by(role: ModelRole, batch: Batch) -> Batch:
-    """A copy of the batch with the sequences that the role reads in the place of its tokens.
-
-    Raises:
-        BatchError: The batch has none.
-    """
-    if role.tokens_key == "tokens":
-        return dict(batch)
-    if role.tokens_key not in batch:
-        raise BatchError(f"role {role.name!r} reads {role.tokens_key}, which the rollout did not deliver")
-    tokens = batch[role.tokens_key]
-    return {**batch, "tokens": tokens, "total_lengths": [len(ids) for ids in tokens]}
-
-
-def frozen_rollouts(worker: RoleWorker) -> int:
-    """How many first rollouts the role is not trained in."""
-    return int(worker.args.get(worker.role.frozen_for, 0)) if worker.role.frozen_for else 0
+def is_trained(role: ModelRole, args: Args, completed: int) -> bool:
+    """Whether the role is trained in the rollout after so many."""
+    if role.frozen_for is not None and completed < args.get(role.frozen_for, 0):
+        return False
+    return role.trained_every is None or (completed + 1) % int(args.get(role.trained_every)) == 0
 
 
 def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -33,14 +33,14 @@ from stacx_core.objectives.log_probs import response_rows
 from stacx_core.objectives.sharded import ShardedOutput
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
+from stacx_core.trainer.language_worker import LanguageWorker
 from stacx_core.trainer.step_metrics import StepMetrics
-from stacx_core.trainer.worker import RoleWorker
 
 Finish = Callable[[Sequence[int], Batch, "Tensor | ShardedOutput"], Tensor]
 """Positions of a micro-batch's samples, the packed micro-batch and its output -> its part of the loss, 0-d."""
 
 
-class MegatronWorker(RoleWorker):
+class MegatronWorker(LanguageWorker):
     """Scores and trains one role together with the other processes of its layout.
 
     Args:

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from stacx_core.backends.model import DTYPES, load_model, pick_device, recompute_activations
+from stacx_core.backends.model import DTYPES
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import ConfigError, RecipeError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
-from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.models import active_roles, uses_reference
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
@@ -53,7 +50,8 @@ def local_learner(
     """
     syncs = active_syncs(config, args)
     roles = [role for role in active_roles(config, args) if part is None or role.name in part.roles]
-    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
+    kind: type[RoleWorker] = resolve_object(config.modality.worker)
+    workers = {role.name: _worker(kind, role, role_args(role, args), checkpoint) for role in roles}
     reference = _reference(syncs, args, workers)
     own = [_channel(config, sync, workers, part) for sync in syncs if {sync.src, sync.dst} & workers.keys()]
     channels = [*own, *_plugin_channels(config, args, workers)]
@@ -73,7 +71,7 @@ def role_args(role: ModelRole, args: Args) -> Args:
     return args.replace(f"role {role.name}", **{knob: value for knob, value in own.items() if value is not None})
 
 
-def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
+def _worker(kind: type[RoleWorker], role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
     """The worker of a role, going on from a checkpoint where there is one."""
     specialization = resolve_object(role.specialization_cls)(args)
     source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
@@ -81,24 +79,10 @@ def _worker(role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
         source = str(checkpoint / role.name)
     # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
     dtype = DTYPES["fp32" if role.stateful else args.dtype]
-    worker = _loaded(role, specialization, source, dtype, args)
+    worker = kind.load(role, specialization, source, dtype, args)
     if checkpoint:
         worker.load_optimizer(checkpoint)
     return worker
-
-
-def _loaded(
-    role: ModelRole, specialization: Specialization, checkpoint: str, dtype: torch.dtype, args: Args
-) -> RoleWorker:
-    """A worker with the weights of a checkpoint."""
-    if args.backend == "megatron":
-        from stacx_core.trainer.megatron_worker import megatron_worker  # Megatron-core is an extra.
-
-        return megatron_worker(role, specialization, checkpoint, dtype, args)
-    model = load_model(checkpoint, dtype, pick_device(args.device), role.head)
-    if args.gradient_checkpointing and role.trainable:
-        recompute_activations(model)
-    return RoleWorker(role, model, specialization, args, plugin_host().hook)
 
 
 def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker]) -> RoleWorker | None:
@@ -108,7 +92,7 @@ def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, Role
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
     policy = next(iter(workers.values()))
     role = ModelRole("reference", type(policy.specialization), trainable=False)
-    return _loaded(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args)
+    return policy.load(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args)
 
 
 def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:

@@ -12,21 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from stacx_core.config import ModelRole
+from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch, samples_to_batch
 from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine
-from stacx_core.rollout.evaluation import Evaluation
-from stacx_core.rollout.parity import probe_parity
-from stacx_core.rollout.protocol import RollIn
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.ahead import AbortableEngine, RolloutsAhead, RolloutsInTurn, staleness
 from stacx_core.trainer.interrupts import Interrupts, broken_off
-from stacx_core.trainer.learner import Learner
+from stacx_core.trainer.learner import Learner, policy_role
+from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.saving import Saver
+from stacx_core.trainer.setup import RunSetup
 
 STATE_FILE = "trainer.json"
 logger = logging.getLogger(__name__)
@@ -36,14 +33,22 @@ logger = logging.getLogger(__name__)
 class Parts:
     """What :func:`stacx_core.trainer.factory.create_trainer` puts together."""
 
+    config: TrainingConfig
     args: Args
-    tokenizer: PreTrainedTokenizerBase
-    policy: ModelRole
+    setup: RunSetup
     learner: Learner
     engine: RolloutEngine
-    roll_in: RollIn
-    evaluation: Evaluation | None
     num_rollout: int
+
+    def batch(self, samples: Sequence[Sample]) -> tuple[Batch, dict[str, float]]:
+        """The batch of a rollout's samples, and what is counted of them."""
+        args = self.args
+        return samples_to_batch(
+            samples,
+            mask_truncated=args.mask_truncated,
+            reward_key=args.reward_key,
+            unit=self.config.modality.unit,
+        )
 
 
 class StacxTrainer:
@@ -61,7 +66,8 @@ class StacxTrainer:
         self.tracker = tracker
         self.completed = start["rollout"] if start else 0
         self._saved = self.completed if start else None
-        self._position = parts.roll_in.state()
+        self._policy = policy_role(active_roles(parts.config, parts.args))
+        self._position = parts.setup.roll_in.state()
         self._rollouts = rollouts_of(parts, self.completed)
         self._saver = Saver(
             Path(self.args.output_dir) / "checkpoints", self.args.keep_checkpoints, self.args.async_save
@@ -79,7 +85,7 @@ class StacxTrainer:
         last: dict[str, float] = {}
         with self._interrupts.installed(), closing(self.parts.learner), closing(self.parts.engine), self._saver:
             self._send_weights()
-            self._probe_parity()
+            self.parts.setup.before_training(self.parts.learner, self.parts.engine, self.completed)
             with self._rollouts:
                 try:
                     if self.completed == 0 and self._evaluates and not self.args.skip_eval_before_train:
@@ -93,26 +99,15 @@ class StacxTrainer:
         return last
 
     def _send_weights(self) -> None:
-        if self.parts.policy.sync_to_rollout:
+        if self._policy.sync_to_rollout:
             self.parts.engine.update_weights(self.parts.learner.policy_model(), self.completed)
-
-    def _probe_parity(self) -> None:
-        """Compare engine, trainer and teacher where the engine plays the policy and nobody has switched it off."""
-        if not self.parts.policy.sync_to_rollout or not self.args.parity_probe_limit:
-            return
-        trained = self.parts.learner.policy_log_probs
-        teacher = getattr(self.parts.roll_in, "teacher", None) if self.completed == 0 else None
-        with self.parts.engine.weights_at_rest():
-            probe_parity(self.args, self.parts.tokenizer, self.parts.engine, trained, teacher)
 
     def _rollout(self) -> dict[str, float]:
         began = time.perf_counter()
         rolled = self._rollouts.take(self.completed)
         waited = time.perf_counter() - began
         samples = rolled.rollout.samples
-        batch, counters = samples_to_batch(
-            samples, mask_truncated=self.args.mask_truncated, reward_key=self.args.reward_key
-        )
+        batch, counters = self.parts.batch(samples)
         counters |= self._staleness(samples)
         rolled_at = time.perf_counter()
         with self._interrupts.held():
@@ -126,8 +121,10 @@ class StacxTrainer:
                 "time/rollout_seconds": rolled.seconds,
                 "time/wait_seconds": waited,
             }
+            unit = self.parts.config.modality.unit
+            times = partial(_times, began, rolled_at, unit, counters[f"response_{unit}s"])
             try:
-                self._distribute(metrics, partial(_times, began, rolled_at, counters["response_tokens"]))
+                self._distribute(metrics, times)
             finally:
                 self._log(metrics)
         if self.args.save_interval and self.completed % self.args.save_interval == 0:
@@ -158,13 +155,13 @@ class StacxTrainer:
 
     @property
     def _evaluates(self) -> bool:
-        return self.parts.evaluation is not None or self._held_out is not None
+        return self.parts.setup.evaluation is not None or self._held_out is not None
 
     def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        if self.parts.evaluation is not None:
+        if self.parts.setup.evaluation is not None:
             with self._rollouts.idle():
-                metrics |= self.parts.evaluation.run(self.parts.engine)
+                metrics |= self.parts.setup.evaluation.run(self.parts.engine)
         if self._held_out is not None:
             metrics |= self.parts.learner.evaluate(self._held_out)
         return {f"eval/{k}": v for k, v in metrics.items()}
@@ -182,7 +179,7 @@ class StacxTrainer:
 
     def _write(self, folder: Path) -> None:
         for name in self.parts.learner.save(folder):
-            self.parts.tokenizer.save_pretrained(folder / name)
+            self.parts.setup.save(folder / name)
         state = {
             "rollout": self.completed,
             "roll_in": self._position,
@@ -195,23 +192,23 @@ class StacxTrainer:
 def rollouts_of(parts: Parts, completed: int) -> RolloutsInTurn:
     """The run's rollouts that are not completed yet; some ahead under ``--max-staleness``."""
     if not parts.args.max_staleness:
-        return RolloutsInTurn(parts.roll_in, parts.engine)
+        return RolloutsInTurn(parts.setup.roll_in, parts.engine)
     assert isinstance(parts.engine, AbortableEngine)
     numbers = range(completed, parts.num_rollout)
-    return RolloutsAhead(parts.roll_in, parts.engine, numbers, parts.args.max_staleness)
+    return RolloutsAhead(parts.setup.roll_in, parts.engine, numbers, parts.args.max_staleness)
 
 
 def held_out_batch(parts: Parts) -> Batch | None:
     """The held-out samples of a roll-in that has some: the loss is measured on them, never trained."""
-    samples = parts.roll_in.held_out()
+    samples = parts.setup.roll_in.held_out()
     if not samples:
         return None
-    return samples_to_batch(samples, mask_truncated=parts.args.mask_truncated, reward_key=parts.args.reward_key)[0]
+    return parts.batch(samples)[0]
 
 
-def _times(began: float, rolled_at: float, tokens: float) -> dict[str, float]:
+def _times(began: float, rolled_at: float, unit: str, units: float) -> dict[str, float]:
     now = time.perf_counter()
     return {
         "time/train_seconds": now - rolled_at,
-        "time/response_tokens_per_second": tokens / (now - began),
+        f"time/response_{unit}s_per_second": units / (now - began),
     }

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Self
 
 import pluggy
 import torch
 from torch import Tensor, nn
 
-from stacx_core.backends.attention import PackedLayout
-from stacx_core.backends.linear import row_multiple, suits_onednn
-from stacx_core.backends.model import forward
 from stacx_core.backends.optimizer import Optimizer, RoleOptimizer
-from stacx_core.backends.shared_prompts import share_prompts
-from stacx_core.backends.weights import checkpoint_tensors, first_names
+from stacx_core.backends.weights import first_names
 from stacx_core.backends.writing import Writing, copied, copied_tensor
 from stacx_core.config import ModelRole
 from stacx_core.data.batch import Batch, select
-from stacx_core.data.packing import micro_batches, pack
-from stacx_core.errors import NonFiniteError, RecipeError
+from stacx_core.errors import BatchError, NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
-from stacx_core.objectives.log_probs import response_rows, token_log_probs
 from stacx_core.objectives.sharded import ShardedOutput
-from stacx_core.objectives.values import values_at
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
@@ -34,12 +28,12 @@ from stacx_core.trainer.step_metrics import StepMetrics
 logger = logging.getLogger(__name__)
 
 
-class RoleWorker:
-    """Scores and trains one role.
+class RoleWorker(ABC):
+    """Scores and trains one role; a modality has a subclass that knows its models and the entries of its batches.
 
     Args:
         role: The role of the recipe.
-        model: From :func:`stacx_core.backends.model.load_model`, with the role's head.
+        model: The role's model, which has a `save_pretrained` like one of Transformers.
         specialization: The role's loss.
         args: The completed arguments, with the role's overrides in place.
         hook: The plugin hooks; ``compute_loss`` is called through them.
@@ -64,58 +58,57 @@ class RoleWorker:
         """The optimizer of the role's model."""
         return RoleOptimizer(self.model, self.args)
 
-    @property
-    def token_budget(self) -> int:
-        """Most tokens of a micro-batch."""
-        return int(self.args.max_tokens_per_gpu)
+    @classmethod
+    @abstractmethod
+    def load(
+        cls, role: ModelRole, specialization: Specialization, checkpoint: str, dtype: torch.dtype, args: Args
+    ) -> Self:
+        """The worker with the weights of a checkpoint.
 
+        Raises:
+            ModelError: The checkpoint cannot be used.
+        """
+
+    @abstractmethod
     def micro_batches(self, batch: Batch) -> list[list[int]]:
         """Positions of the samples of each micro-batch."""
-        return micro_batches(
-            batch["total_lengths"],
-            micro_batch_size=self.args.micro_batch_size,
-            max_tokens=self.token_budget,
-            atoms=batch.get("pair_ids"),
-        )
+
+    @abstractmethod
+    def collate(self, batch: Batch) -> Batch:
+        """The samples of a micro-batch as the model and the loss read them, on the device."""
+
+    @abstractmethod
+    def output(self, micro: Batch) -> Tensor:
+        """What the model says of a collated micro-batch."""
+
+    @abstractmethod
+    def tell(self, batch: Batch, keys: Collection[str]) -> dict[str, list[Tensor]]:
+        """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU."""
+
+    @property
+    @abstractmethod
+    def output_layer(self) -> nn.Module:
+        """The module whose output is the model's."""
+
+    @property
+    def longest_response(self) -> int:
+        """``L_max`` of the aggregation `constant`."""
+        return int(self.args.rollout_max_response_len)
+
+    def as_read(self, batch: Batch) -> Batch:
+        """A copy of a whole-rollout batch with what the role reads in its place.
+
+        Raises:
+            BatchError: It has none.
+        """
+        key = self.role.inputs_key
+        if key not in batch:
+            raise BatchError(f"role {self.role.name!r} reads {key}, which the rollout did not deliver")
+        return dict(batch)
 
     def score(self, batch: Batch) -> list[Tensor]:
-        """What the role says of every response token: per sample ``[R]`` fp32 on the CPU.
-
-        Log-probs at the sampling temperature from a language-model head; from a scalar head the value of the state in
-        which the token was chosen.
-        """
+        """What the role says of every position of the responses: per sample ``[R]`` fp32 on the CPU."""
         return self.tell(batch, ("score",))["score"]
-
-    @torch.no_grad()
-    def tell(self, batch: Batch, keys: Collection[str]) -> dict[str, list[Tensor]]:
-        """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU.
-
-        What the role's specialization tells under that key, and for any other key the role's :meth:`score`.
-        """
-        training = self.model.training
-        self.model.eval()
-        told: dict[str, list[Tensor]] = {key: [torch.empty(0)] * len(batch["tokens"]) for key in keys}
-        for positions in self.micro_batches(batch):
-            micro = pack(select(batch, positions), self.device)
-            rows = response_rows(micro["total_lengths"], micro["response_lengths"]).to(self.device)
-            values = self.read(self._output(micro, rows), micro["tokens"][0, rows + 1], keys)
-            for key in keys:
-                for position, part in zip(positions, values[key].cpu().split(micro["response_lengths"]), strict=True):
-                    told[key][position] = part
-        self.model.train(training)
-        return told
-
-    def read(self, output: Tensor | ShardedOutput, targets: Tensor, keys: Collection[str]) -> dict[str, Tensor]:
-        """Per key ``[N, ...]``: what the role tells of N tokens, given the ``[N, V]`` output that predicts them."""
-        values = self.specialization.tell(cast(Tensor, output), targets, keys)  # Plugins call it a tensor.
-        if not set(keys) - set(values):
-            return values
-        if self.role.head == "scalar":
-            own = values_at(output).float()
-        else:
-            temperature, chunk_size = self.args.rollout_temperature, self.args.log_probs_chunk_size
-            own, _ = token_log_probs(output, targets, temperature, chunk_size)
-        return {**dict.fromkeys(keys, own), **values}
 
     def train_step(self, batch: Batch, total_updates: int) -> dict[str, float]:
         """One optimizer step on all samples of ``batch``.
@@ -171,8 +164,8 @@ class RoleWorker:
         """
         normalizer, totals = self.normalizer(batch), StepMetrics()
         for positions in cut:
-            micro = pack(select(batch, positions), self.device)
-            loss, metrics = self.loss(micro, self._output(micro))
+            micro = self.collate(select(batch, positions))
+            loss, metrics = self.loss(micro, self.output(micro))
             if torch.is_grad_enabled():
                 (loss / normalizer).backward()
             totals.add(metrics)
@@ -183,7 +176,7 @@ class RoleWorker:
         return Aggregation(self.args.loss_aggregation).normalizer(
             len(set(batch["rollout_ids"])),
             sum(int(mask.sum()) for mask in batch["loss_masks"]),
-            self.args.rollout_max_response_len,
+            self.longest_response,
         )
 
     def loss(self, micro: Batch, output: Tensor | ShardedOutput) -> tuple[Tensor, dict[str, Tensor]]:
@@ -207,8 +200,8 @@ class RoleWorker:
         return loss, {**metrics, "loss": loss.detach()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The model's weights under the names of a Hugging Face checkpoint, one after the other."""
-        yield from checkpoint_tensors(self.model).items()
+        """The model's weights by name, one after the other."""
+        yield from self.model.state_dict().items()
 
     def save(self, folder: Path) -> None:
         """Write the model into the folder of the role's name, and the optimizer's state beside it.
@@ -244,23 +237,6 @@ class RoleWorker:
         """Take up the optimizer's state that :meth:`save` wrote."""
         if isinstance(self.optimizer, RoleOptimizer):
             self.optimizer.load_state_dict(torch.load(optimizer_file(folder, self.role.name), weights_only=True))
-
-    def _output(self, micro: Batch, rows: Tensor | None = None) -> Tensor:
-        """The head's output for all packed tokens or some rows; prompts that samples have in common are run once.
-
-        An fp64 model is run to compare gradients to the last digit. It computes every prompt, since norms of
-        Transformers round to fp32 and would round a sum of gradients otherwise than each of them.
-        """
-        tokens, positions = micro["tokens"], micro["position_ids"]
-        prompts = micro["response_lengths"] if self.dtype != torch.float64 else micro["total_lengths"]
-        multiple = row_multiple(tokens.numel()) if suits_onednn(self.model) else 1
-        kept, places = share_prompts(tokens[0].tolist(), micro["total_lengths"], prompts, multiple)
-        layout = PackedLayout(micro["total_lengths"], self.device, places, len(kept))
-        if not torch.equal(kept, torch.arange(len(places))):
-            kept, places = kept.to(self.device), places.to(self.device)
-            tokens, positions = tokens[:, kept], positions[:, kept]
-            rows = places if rows is None else places[rows]
-        return forward(self.model, tokens, positions, layout, rows)[0]
 
 
 def optimizer_file(folder: Path, role: str) -> Path:

@@ -175,7 +175,7 @@ def broken(key: str, value: Any) -> Batch:
         ("rewards", [1.0, 2.0], "'rewards' has 2 entries for 1 samples"),
         ("total_lengths", [4], "sample 4: total_lengths is 4 with 3 tokens"),
         ("response_lengths", [3], "sample 4: response_lengths is 3; with 3 tokens it must lie in 0..2"),
-        ("advantages", [torch.zeros(3)], "sample 4: advantages has 3 entries for 2 response tokens"),
+        ("advantages", [torch.zeros(3)], "sample 4: advantages has 3 entries for a response of 2"),
         ("loss_masks", [torch.tensor([1, 2])], "sample 4: loss_masks holds a value other than 0 and 1"),
         ("teacher_log_probs", [torch.tensor([0.3, 0.0])], "sample 4: teacher_log_probs holds 0.3"),
         ("teacher_log_probs", [torch.tensor([2.0, 0.0])], "sample 4: teacher_log_probs holds 2.0"),
@@ -188,7 +188,7 @@ def test_a_malformed_batch_is_refused(key: str, value: Any, message: str) -> Non
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_value_at_a_trained_token_is_refused(value: float) -> None:
-    with pytest.raises(NonFiniteError, match=r"sample 4: teacher_log_probs is .* at response token 0"):
+    with pytest.raises(NonFiniteError, match=r"sample 4: teacher_log_probs is .* at position 0 of the response"):
         validate_batch(broken("teacher_log_probs", [torch.tensor([value, 0.0])]))
 
 

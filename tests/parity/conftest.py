@@ -15,7 +15,7 @@ from stacx_core.config import resolve_object
 from stacx_core.data.batch import Batch
 from stacx_core.plugins import plugin_host
 from stacx_core.recipes import TRAINING_CONFIGS
-from stacx_core.trainer.worker import RoleWorker
+from stacx_core.trainer.language_worker import LanguageWorker
 
 TOLERANCE = 1e-5
 PAD = "<unknown>"
@@ -72,25 +72,25 @@ def move() -> Callable[..., nn.Module]:
 
 
 @pytest.fixture(scope="session")
-def make_worker(checkpoint: Path, host_args: Any) -> Callable[..., RoleWorker]:
+def make_worker(checkpoint: Path, host_args: Any) -> Callable[..., LanguageWorker]:
     """The worker of the first role of a recipe, with the weights of the checkpoint and some knobs set."""
 
-    def build(recipe: str, **given: Any) -> RoleWorker:
+    def build(recipe: str, **given: Any) -> LanguageWorker:
         config = TRAINING_CONFIGS[recipe]
         own = {knob.name: knob.default for knob in config.knobs}
         args = host_args(**{**own, **config.defaults, **given})
         role = config.roles[0]
         model = load_model(str(checkpoint), torch.float32, torch.device("cpu"), role.head)
-        return RoleWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
+        return LanguageWorker(role, model, resolve_object(role.specialization_cls)(args), args, plugin_host().hook)
 
     return build
 
 
 @pytest.fixture(scope="session")
-def backward() -> Callable[[RoleWorker, Batch], Result]:
+def backward() -> Callable[[LanguageWorker, Batch], Result]:
     """Our loss of a step."""
 
-    def run(worker: RoleWorker, batch: Batch) -> Result:
+    def run(worker: LanguageWorker, batch: Batch) -> Result:
         metrics = worker.backward(batch)
         return Result(metrics["loss"], gradient(worker.model), metrics)
 

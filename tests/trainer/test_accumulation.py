@@ -19,7 +19,7 @@ from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.objectives import Reducer
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization import CausalDecoderSpecialization
-from stacx_core.trainer.worker import RoleWorker
+from stacx_core.trainer.language_worker import LanguageWorker
 
 
 class OneWeight(nn.Module):
@@ -43,9 +43,9 @@ class Given(CausalDecoderSpecialization):
 
 @pytest.fixture
 def worker(host_args: Any) -> Any:
-    def build(**given: Any) -> RoleWorker:
+    def build(**given: Any) -> LanguageWorker:
         args = host_args(**{"lr": 1.0, "optimizer": "sgd", "clip_grad": 0.0, "rollout_max_response_len": 8, **given})
-        return RoleWorker(ModelRole("policy", Given), OneWeight(), Given(args), args, plugin_host().hook)
+        return LanguageWorker(ModelRole("policy", Given), OneWeight(), Given(args), args, plugin_host().hook)
 
     return build
 

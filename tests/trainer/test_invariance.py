@@ -17,11 +17,11 @@ from torch import Tensor
 from stacx_core import Args, Batch
 from stacx_core.backends.model import load_model
 from stacx_core.config import resolve_object
-from stacx_core.data.batch import RESPONSE_KEYS, samples_to_batch, select
+from stacx_core.data.batch import response_keys, samples_to_batch, select
 from stacx_core.data.sample import Sample
 from stacx_core.plugins import plugin_host
 from stacx_core.recipes import TRAINING_CONFIGS
-from stacx_core.trainer.worker import RoleWorker
+from stacx_core.trainer.language_worker import LanguageWorker
 
 PROMPTS = [3, 1, 2, 4, 2, 1]
 MASKS = [[1, 1, 0, 1], [1], [0, 1, 1], [1, 1, 1, 1, 1, 0], [0, 0], [1, 0]]
@@ -83,7 +83,7 @@ def step(checkpoint: Path, host_args: Any) -> Any:
         if role.head == "scalar":
             torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
         loss = resolve_object(role.specialization_cls)(args)
-        worker = RoleWorker(role, model, loss, args, plugin_host().hook)
+        worker = LanguageWorker(role, model, loss, args, plugin_host().hook)
         metrics = worker.backward(batch)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         assert len(gradients) == len(list(model.parameters()))
@@ -126,7 +126,7 @@ def test_the_order_of_the_samples_never_shows(step: Any, recipe: str, aggregatio
 def test_what_stands_in_a_masked_slot_never_shows(step: Any, recipe: str, aggregation: str, filling: float) -> None:
     expected = step(recipe, samples(), loss_aggregation=aggregation)
     batch = samples()
-    filled = [key for key in RESPONSE_KEYS if key in batch and key != "loss_masks"]
+    filled = [key for key in response_keys() if key in batch and key != "loss_masks"]
     assert filled == ["rollout_log_probs", "log_probs", "ref_log_probs", "values", "advantages", "returns"]
     for key in filled:
         for values, mask in zip(batch[key], batch["loss_masks"], strict=True):

@@ -53,7 +53,7 @@ def self_distill() -> TrainingConfig:
         trainable=False,
         pool="policy",
         stateful=True,
-        tokens_key="teacher_tokens",
+        inputs_key="teacher_tokens",
     )
     return TrainingConfig(
         name="self_distill",

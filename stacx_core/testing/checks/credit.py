@@ -13,7 +13,7 @@ from stacx_core.objectives.aggregation import Reducer
 from stacx_core.specialization.causal_decoder import CausalDecoderSpecialization
 from stacx_core.testing.results import NotApplicable, Wrong, check
 from stacx_core.testing.rows import Row, log_probs_of
-from stacx_core.testing.trial import Trial, require_same_gradients, show
+from stacx_core.testing.trial import Trial, require_same_gradients, require_tokens, show
 
 BUMPS = (1.0, -3.0)
 POLICY_TOLERANCE = 1e-4
@@ -117,6 +117,7 @@ def policy_gradient(trial: Trial) -> None:
 
     Finds: advantages or weights through which a gradient flows, a clip or a ratio in the wrong place, a sign.
     """
+    require_tokens(trial)
     subject = trial.subject
     if subject.role.head != "lm" or "advantages" not in subject.active_reads():
         raise NotApplicable("the role trains no policy on advantages")

@@ -10,7 +10,7 @@ import torch
 from stacx_core.data.batch import Batch
 from stacx_core.testing.results import NotApplicable, Wrong, check
 from stacx_core.testing.rows import Row, along_log_prob, log_probs_of
-from stacx_core.testing.trial import Trial, during
+from stacx_core.testing.trial import Trial, during, require_tokens
 
 UNCLIPPED = ((1.0, 0.5), (-1.0, 2.0))
 """Signs of the advantage and ratios at which the policy has moved the wrong way, so that no clip may hold it there."""
@@ -22,6 +22,7 @@ def preference(trial: Trial) -> None:
 
     Finds: chosen and rejected swapped, sides told by their order.
     """
+    require_tokens(trial)
     subject = trial.subject
     if "is_chosen" not in subject.given_keys():
         raise NotApplicable("the role reads no is_chosen")
@@ -54,6 +55,7 @@ def clip_side(trial: Trial) -> None:
 
     Finds: the clipped branch alone, the smaller of the two branches, a sign.
     """
+    require_tokens(trial)
     subject = trial.subject
     if subject.role.head != "lm" or not {"advantages", "log_probs"} <= {*subject.active_reads()}:
         raise NotApplicable("the role trains no policy on advantages and old log-probs")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from stacx_core.data.batch import RESPONSE_KEYS, Batch, select
+from stacx_core.batch_keys import BatchKey
+from stacx_core.data.batch import Batch, response_keys, select
 from stacx_core.testing.ranks import StepJob
 from stacx_core.testing.results import NotApplicable, check
 from stacx_core.testing.rows import Row
@@ -42,7 +44,7 @@ def packing(trial: Trial) -> None:
         with during(change):
             found = trial.subject.step(trial.prepared, trial.outputs, max_tokens_per_gpu=budget)
         require_same(found, trial.outcome, change)
-    backwards = select(trial.prepared, range(len(trial.prepared["tokens"]))[::-1])
+    backwards = select(trial.prepared, range(len(trial.prepared["response_lengths"]))[::-1])
     require_same(trial.subject.step(backwards, trial.outputs), trial.outcome, "with one pack in reverse order")
 
 
@@ -80,9 +82,14 @@ def siblings(trial: Trial) -> None:
             pieces.append(select(whole, [position]))
             continue
         first, second = _halves(index)
-        end = whole["total_lengths"][position] - whole["response_lengths"][position] + cut
-        pieces += [_piece(whole, position, 0, cut, first), _piece(whole, position, cut, None, second)]
-        outputs[first], outputs[second] = outputs[index][:end], outputs.pop(index)
+        keys = trial.subject.config.batch_keys
+        pieces += [_piece(keys, whole, position, 0, cut, first), _piece(keys, whole, position, cut, None, second)]
+        output = outputs.pop(index)
+        if "tokens" in whole:
+            end = whole["total_lengths"][position] - whole["response_lengths"][position] + cut
+            outputs[first], outputs[second] = output[:end], output
+        else:
+            outputs[first], outputs[second] = output[:cut], output[cut:]
     _require_whole(trial, trial.subject.step(_joined(pieces), outputs), "with each rollout cut into two samples")
 
 
@@ -112,9 +119,17 @@ def _require_whole(trial: Trial, found: Outcome, change: str) -> None:
     for index in trial.outputs:
         first, second = _halves(index)
         if first in gradients:
-            gradients[index] = gradients[second].clone()
-            gradients[index][: len(gradients[first])] += gradients[first]
+            gradients[index] = _put_together(gradients[first], gradients[second], len(trial.outputs[index]))
     require_same(replace(found, gradients=gradients), trial.outcome, change, metrics=False)
+
+
+def _put_together(first: Tensor, second: Tensor, length: int) -> Tensor:
+    """The gradient of a sample from those of its halves, of which the second may begin with the first's rows."""
+    if len(second) < length:
+        return torch.cat([first, second])
+    whole = second.clone()
+    whole[: len(first)] += first
+    return whole
 
 
 def _halves(index: int) -> tuple[int, int]:
@@ -122,20 +137,23 @@ def _halves(index: int) -> tuple[int, int]:
     return 2 * index + 1000, 2 * index + 1001
 
 
-def _piece(batch: Batch, position: int, start: int, stop: int | None, index: int) -> Batch:
-    """One sample with the response tokens `start` to `stop`; what comes before them belongs to its prompt."""
+def _piece(
+    keys: Mapping[str, BatchKey], batch: Batch, position: int, start: int, stop: int | None, index: int
+) -> Batch:
+    """One sample with the positions `start` to `stop` of its response; earlier tokens belong to its prompt."""
     piece = select(batch, [position])
-    for key in RESPONSE_KEYS:
+    for key in response_keys(keys):
         if key in piece:
             piece[key] = [piece[key][0][start:stop]]
     length = len(piece["loss_masks"][0])
+    piece |= {"response_lengths": [length], "sample_indices": [index]}
+    if "tokens" not in batch:
+        return piece
     end = batch["total_lengths"][position] - batch["response_lengths"][position] + start + length
     return {
         **piece,
         "tokens": [batch["tokens"][position][:end]],
         "total_lengths": [end],
-        "response_lengths": [length],
-        "sample_indices": [index],
     }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stacx_core.batch_keys import BATCH_KEYS
-from stacx_core.config import resolve_object
+from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.data.batch import Batch, validate_batch
 from stacx_core.errors import StacxError
 from stacx_core.testing.results import NO_LOSS, NotApplicable, Wrong, check
@@ -14,11 +13,11 @@ from stacx_core.testing.subject import Probe, Returned, Subject
 from stacx_core.testing.trial import Trial
 from stacx_core.trainer.stages import stage_name
 
-ALWAYS_THERE = {name for name, key in BATCH_KEYS.items() if key.producer in ("conversion", "packing")} | {
-    "metadata",
-    "source_names",
-}
-"""Keys of every batch, which need no declaration."""
+
+def always_there(config: TrainingConfig) -> set[str]:
+    """Keys of every batch, which need no declaration."""
+    made = {name for name, key in config.batch_keys.items() if key.producer in ("conversion", "packing")}
+    return made | {"metadata", "source_names", *(role.inputs_key for role in config.roles)}
 
 
 class RecordingBatch(dict[str, Any]):
@@ -62,7 +61,8 @@ def batch_keys(trial: Trial) -> None:
     Finds: undeclared reads, declared keys that nothing writes, stages in the wrong order.
     """
     subject = trial.subject
-    known = {*ALWAYS_THERE, *subject.given_keys()}
+    given = always_there(subject.config)
+    known = {*given, *subject.given_keys()}
     batch = subject.batch(trial.rows)
     for stage in subject.role.prepare:
         recording = RecordingBatch(batch)
@@ -78,10 +78,11 @@ def batch_keys(trial: Trial) -> None:
         _require_known(recording.read, known | (set(recording) - set(batch)), f"stage {name}")
         known |= set(recording) - set(batch)
         batch = dict(recording)
-    missing = [key for key in subject.active_reads() if key not in batch and key not in ALWAYS_THERE]
+    missing = [key for key in subject.active_reads() if key not in batch and key not in given]
     if missing:
-        raise Wrong(f"the role reads {missing[0]!r}, which nothing writes: {BATCH_KEYS[missing[0]].producer} would")
-    validate_batch(batch, subject.active_reads())
+        producer = subject.config.batch_keys[missing[0]].producer
+        raise Wrong(f"the role reads {missing[0]!r}, which nothing writes: {producer} would")
+    validate_batch(batch, subject.active_reads(), subject.config.batch_keys)
     _loss_reads(subject, batch, trial, known)
 
 

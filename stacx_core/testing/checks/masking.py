@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from stacx_core.data.batch import RESPONSE_KEYS
+from stacx_core.data.batch import response_keys
 from stacx_core.testing.results import Wrong, check
 from stacx_core.testing.trial import Trial, during, require_same, show
 
@@ -23,16 +23,17 @@ def masked_rows(trial: Trial) -> None:
     masks = trial.subject.batch(trial.rows)["loss_masks"]
     for row, mask in zip(trial.rows, masks, strict=True):
         trained = torch.zeros(len(row.output), dtype=torch.bool)
-        trained[row.sample.prompt_length - 1 : -1] = mask.bool()
-        trained[-1] = scalar and bool(mask.any())  # The value of the finished text, which predicts nothing.
+        trained[row.first : row.first + len(mask)] = mask.bool()
+        if row.sample.inputs is None:
+            trained[-1] = scalar and bool(mask.any())  # The value of the finished text, which predicts nothing.
         gradient = trial.outcome.gradients[row.index]
-        touched = (gradient != 0).any(-1) & ~trained
+        touched = (gradient != 0).flatten(1).any(-1) & ~trained
         if touched.any():
             at = int(touched.nonzero()[0])
-            place = at - row.sample.prompt_length + 1
-            predicted = "a token of the prompt" if place < 0 else f"response token {place}, which has mask 0"
+            place = at - row.first
+            predicted = "a token of the prompt" if place < 0 else f"position {place} of the response, which has mask 0"
             predicted = "nothing" if place == row.sample.response_length else predicted
-            raise Wrong(f"sample {row.index}: row {at} predicts {predicted}; its gradient is {show(gradient[at])}")
+            raise Wrong(f"sample {row.index}: row {at} belongs to {predicted}; its gradient is {show(gradient[at])}")
 
 
 @check("every", waivable=True)
@@ -44,7 +45,7 @@ def garbage_in_masked_slots(trial: Trial) -> None:
     subject = trial.subject
     for garbage in GARBAGE:
         batch = subject.batch(trial.rows)
-        for key in RESPONSE_KEYS:
+        for key in response_keys(subject.config.batch_keys):
             for values, mask in zip(batch.get(key, ()), batch["loss_masks"], strict=False):
                 if key != "loss_masks" and values.is_floating_point():
                     values[mask == 0] = garbage

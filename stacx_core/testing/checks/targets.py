@@ -7,7 +7,7 @@ from dataclasses import replace
 from stacx_core.testing.results import NotApplicable, Wrong, check
 from stacx_core.testing.rows import VOCABULARY, Row
 from stacx_core.testing.subject import Outcome
-from stacx_core.testing.trial import Trial, close, during, require_same
+from stacx_core.testing.trial import Trial, close, during, require_same, require_tokens
 from stacx_core.testing.variants import COLD
 
 SAMPLED = {"log_probs", "rollout_log_probs", "rewards", "advantages"}
@@ -20,6 +20,7 @@ def prompt_tokens(trial: Trial) -> None:
 
     Finds: targets one position off.
     """
+    require_tokens(trial)
     change = "with other tokens in the prompts, and the same output"
     with during(change):
         found = trial.run([_other_prompt(row) for row in trial.rows])
@@ -32,6 +33,7 @@ def last_token(trial: Trial) -> None:
 
     Finds: a last token that is left out, targets one position off.
     """
+    require_tokens(trial)
     if trial.subject.role.head != "lm":
         raise NotApplicable("a scalar head predicts no tokens")
     trained = [row for row in trial.rows if trial.outcome.gradients[row.index].any() and any(row.sample.mask)]
@@ -66,6 +68,7 @@ def temperature(trial: Trial) -> None:
 
     Finds: log-probs at temperature 1 beside those of a policy that sampled at another one.
     """
+    require_tokens(trial)
     expected, scaled = _at(trial, 1.0, 1.0), _at(trial, COLD, COLD)
     scaled = replace(scaled, gradients={index: COLD * gradient for index, gradient in scaled.gradients.items()})
     change = f"at temperature {COLD}, with the output scaled by it"

@@ -1,0 +1,74 @@
+"""What a run of language models has beside its roles: tokenizer, prompts, reward and engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from stacx_core.backends.model import load_tokenizer, stop_ids
+from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.errors import ConfigError
+from stacx_core.knobs import Args
+from stacx_core.rollout.engine import RolloutEngine
+from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
+from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
+from stacx_core.rollout.local import LocalEngine
+from stacx_core.rollout.parity import probe_parity
+from stacx_core.rollout.protocol import RollIn
+from stacx_core.rollout.sampled import SampledRollout
+from stacx_core.trainer.learner import Learner, policy_role
+from stacx_core.trainer.models import active_roles, check_vocabularies, other_models, scoring_models, shortest_context
+from stacx_core.trainer.setup import RunSetup
+
+
+class LanguageSetup(RunSetup):
+    """See :class:`RunSetup`."""
+
+    def __init__(self, config: TrainingConfig, args: Args) -> None:
+        self.args = args
+        self.policy = policy_role(active_roles(config, args))
+        self.tokenizer = load_tokenizer(args.hf_checkpoint)
+        others = other_models(config, args)
+        scorers = scoring_models(args.eval_rm_type or args.rm_type, args)
+        check_vocabularies(args.hf_checkpoint, [*others, *scorers])
+        context = shortest_context(args.hf_checkpoint, others)
+        chosen = resolve_object(config.rollout)
+        make = sampled_or_played if chosen is SampledRollout else chosen
+        self.roll_in: RollIn = make(args, self.tokenizer, context)
+        self.evaluation = _evaluation(args, self.tokenizer, shortest_context(args.hf_checkpoint, scorers))
+
+    def engine(self, model: nn.Module) -> RolloutEngine:
+        """See :class:`RunSetup`."""
+        if self.args.rollout_engine == "local":
+            return LocalEngine(model, stop_ids(model, self.tokenizer), self.args.rollout_max_running)
+        from stacx_core.rollout.sglang.policy import policy_servers  # Its HTTP client is of no use to other runs.
+
+        return policy_servers(self.args, model, self.tokenizer)
+
+    def before_training(self, learner: Learner, engine: RolloutEngine, completed: int) -> None:
+        """Compare engine, trainer and teacher where the engine plays the policy and nobody has switched it off.
+
+        Raises:
+            ParityError: They differ by more than they may.
+        """
+        if not self.policy.sync_to_rollout or not self.args.parity_probe_limit:
+            return
+        teacher = getattr(self.roll_in, "teacher", None) if completed == 0 else None
+        with engine.weights_at_rest():
+            probe_parity(self.args, self.tokenizer, engine, learner.policy_log_probs, teacher)
+
+    def save(self, folder: Path) -> None:
+        """See :class:`RunSetup`."""
+        self.tokenizer.save_pretrained(folder)
+
+
+def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:
+    if args.eval_tasks is not None:
+        return EpisodeEvaluation(args, tokenizer, context)
+    if args.eval_prompt_data is None:
+        return None
+    if args.rm_type is None and args.eval_rm_type is None:
+        raise ConfigError("--eval-prompt-data needs --rm-type or --eval-rm-type to score the answers")
+    return PromptEvaluation(args, tokenizer, context)

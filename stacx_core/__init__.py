@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from stacx_core.config import DataSync, ModelRole, TrainingConfig
-    from stacx_core.data.batch import TEACHER_TOKEN, Batch
+    from stacx_core.backends.model import pick_device
+    from stacx_core.batch_keys import BatchKey
+    from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
+    from stacx_core.data.batch import TEACHER_TOKEN, Batch, select
     from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
     from stacx_core.data.rendering import render_prompt, sft_sample
     from stacx_core.data.sample import STUDENT, TEACHER, Message, Sample, SampleStatus
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     )
     from stacx_core.hookspecs import API_VERSION, RoleHandle, SyncChannel, hookimpl
     from stacx_core.knobs import Args, Knob
+    from stacx_core.modality import Modality
     from stacx_core.objectives import sum_of_sample_mean
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
     from stacx_core.rollout.dataset import DatasetRollout
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
     from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
     from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Turn
+    from stacx_core.rollout.evaluation import Evaluation
     from stacx_core.rollout.playground import playground
     from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import SampledRollout, sequence_limit
@@ -55,10 +59,15 @@ if TYPE_CHECKING:
     from stacx_core.rollout.teachers.protocol import Teacher, TeacherAction, TeacherScore, TeacherTurn
     from stacx_core.seeds import sub_seed
     from stacx_core.specialization import CausalDecoderSpecialization, ScalarHeadSpecialization, Specialization
+    from stacx_core.trainer.learner import Learner
+    from stacx_core.trainer.setup import RunSetup
+    from stacx_core.trainer.worker import RoleWorker
 
 _HOME = {
-    "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig"),
-    "stacx_core.data.batch": ("TEACHER_TOKEN", "Batch"),
+    "stacx_core.backends.model": ("pick_device",),
+    "stacx_core.batch_keys": ("BatchKey",),
+    "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig", "resolve_object"),
+    "stacx_core.data.batch": ("TEACHER_TOKEN", "Batch", "select"),
     "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
     "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
     "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
@@ -82,6 +91,7 @@ _HOME = {
     ),
     "stacx_core.hookspecs": ("API_VERSION", "RoleHandle", "SyncChannel", "hookimpl"),
     "stacx_core.knobs": ("Args", "Knob"),
+    "stacx_core.modality": ("Modality",),
     "stacx_core.objectives": ("sum_of_sample_mean",),
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
     "stacx_core.rollout.dataset": ("DatasetRollout",),
@@ -91,6 +101,7 @@ _HOME = {
     "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
     "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
     "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Executor", "Turn"),
+    "stacx_core.rollout.evaluation": ("Evaluation",),
     "stacx_core.rollout.playground": ("playground",),
     "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
     "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
@@ -100,6 +111,9 @@ _HOME = {
     "stacx_core.rollout.teachers.protocol": ("Teacher", "TeacherAction", "TeacherScore", "TeacherTurn"),
     "stacx_core.seeds": ("sub_seed",),
     "stacx_core.specialization": ("CausalDecoderSpecialization", "ScalarHeadSpecialization", "Specialization"),
+    "stacx_core.trainer.learner": ("Learner",),
+    "stacx_core.trainer.setup": ("RunSetup",),
+    "stacx_core.trainer.worker": ("RoleWorker",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -112,6 +126,7 @@ __all__ = [
     "Args",
     "Batch",
     "BatchError",
+    "BatchKey",
     "CausalDecoderSpecialization",
     "CheckpointError",
     "ConfigError",
@@ -124,10 +139,13 @@ __all__ = [
     "EpisodeRollout",
     "EpisodeRunner",
     "EpisodeTask",
+    "Evaluation",
     "Executor",
     "ExitCode",
     "Knob",
+    "Learner",
     "Message",
+    "Modality",
     "ModelError",
     "ModelRole",
     "NonFiniteError",
@@ -137,9 +155,11 @@ __all__ = [
     "RecipeError",
     "RewardError",
     "RoleHandle",
+    "RoleWorker",
     "RollIn",
     "Rollout",
     "RolloutEngine",
+    "RunSetup",
     "Sample",
     "SampleStatus",
     "SampledRollout",
@@ -169,11 +189,14 @@ __all__ = [
     "load_teacher",
     "nearest",
     "parse_prompt",
+    "pick_device",
     "playground",
     "read_records",
     "recipe",
     "render_prompt",
+    "resolve_object",
     "sampled_or_played",
+    "select",
     "sequence_limit",
     "sft_sample",
     "student_only",

@@ -85,6 +85,7 @@ class ModelRole:
             each of which ends in the sample's response.
         frozen_for: name of a whole-number knob; the role is not trained in that many first rollouts.
         trained_every: name of a whole-number knob; the role is trained in every so many-th rollout alone.
+        when: the role takes part only if this holds for the resolved args; None means always.
     """
 
     name: str
@@ -99,11 +100,17 @@ class ModelRole:
     overrides: Mapping[str, str] = field(default_factory=dict)
     frozen_for: str | None = None
     trained_every: str | None = None
+    when: Callable[[Args], bool] | None = None
     stateful: bool = False
     inputs_key: str = "tokens"
 
     def __post_init__(self) -> None:
         _freeze(self, "reads", "prepare", "overrides")
+
+    @property
+    def own_key(self) -> str:
+        """The batch key that the role's own forward pass writes."""
+        return "values" if self.head == "scalar" else "log_probs"
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,8 @@ def _role_fields(config: TrainingConfig, role: ModelRole) -> Iterator[Problem]:
         yield "overrides", role.overrides, "it must map host knobs to knobs, as in {'lr': 'critic_lr'}"
     if role.stateful and role.trainable:
         yield "stateful", True, "a trained role is kept in checkpoints anyway: leave it out, or set trainable=False"
+    if role.when is not None and not callable(role.when):
+        yield "when", role.when, "it must be a function of args or None"
     yield from _batch_keys(config, "inputs_key", (role.inputs_key,))
     if config.modality is LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
         yield "inputs_key", role.inputs_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"

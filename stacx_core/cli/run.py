@@ -16,6 +16,7 @@ from stacx_core.errors import ExitCode, StacxError
 
 COMMANDS = {
     "train": ("stacx_core.cli.train:train", "Train a model with a recipe."),
+    "sample": ("stacx_core.cli.sample:sample", "Draw samples from a model and write them to a file."),
     "collect": ("stacx_core.cli.collect:collect", "Let a teacher play episodes and keep them as a corpus."),
     "convert": (
         "stacx_core.cli.convert:convert",

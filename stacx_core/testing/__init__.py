@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stacx_core.testing.conformance import RecipeConformance
     from stacx_core.testing.results import CHECKS, Check, CheckResult
     from stacx_core.testing.rows import Row, grouped_rows, paired_rows
+    from stacx_core.testing.subject import Subject
     from stacx_core.testing.suite import check_recipe
 
 _HOME = {
@@ -27,6 +28,7 @@ _HOME = {
     "CheckResult": "results",
     "RecipeConformance": "conformance",
     "Row": "rows",
+    "Subject": "subject",
     "check_recipe": "suite",
     "grouped_rows": "rows",
     "paired_rows": "rows",
@@ -38,6 +40,7 @@ __all__ = [
     "CheckResult",
     "RecipeConformance",
     "Row",
+    "Subject",
     "check_recipe",
     "grouped_rows",
     "paired_rows",

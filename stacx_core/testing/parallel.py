@@ -28,7 +28,7 @@ from stacx_core.testing.results import CheckResult
 from stacx_core.testing.rows import VOCABULARY
 from stacx_core.testing.subject import trained_subjects
 from stacx_core.testing.variants import DEFAULTS, EVERYTHING, Variant, variants
-from stacx_core.trainer.forwards import REFERENCE_KEY, own_key
+from stacx_core.trainer.forwards import REFERENCE_KEY
 from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.parallelism import check_megatron, needs_megatron
 from stacx_core.trainer.roles import local_learner
@@ -233,7 +233,7 @@ def _batch(config: TrainingConfig, variant: Variant) -> Batch:
             rows = tuple(row.with_sample(teacher_prompt=ids) for row, ids in zip(rows, prompts, strict=True))
         batch |= subject.batch(rows)
     synced = {key for sync in active_syncs(config, variant.args) for key in (*sync.keys, *sync.reverse_keys)}
-    computed = {own_key(role) for role in config.roles} | {REFERENCE_KEY} | synced
+    computed = {role.own_key for role in config.roles} | {REFERENCE_KEY} | synced
     return {key: value for key, value in batch.items() if key not in computed}
 
 

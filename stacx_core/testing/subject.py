@@ -22,6 +22,7 @@ from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.testing.rows import Row
 from stacx_core.trainer.forwards import reads
+from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.syncs import active_syncs
 from stacx_core.trainer.worker import RoleWorker
@@ -216,4 +217,4 @@ def _copy(value: Any) -> Any:
 
 def trained_subjects(config: TrainingConfig, variant: str, args: Args) -> list[Subject]:
     """One subject per trained role."""
-    return [Subject(config, role, variant, args) for role in config.roles if role.trainable]
+    return [Subject(config, role, variant, args) for role in active_roles(config, args) if role.trainable]

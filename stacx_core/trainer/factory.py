@@ -18,6 +18,7 @@ from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
 from stacx_core.trainer.interrupts import broken_off
 from stacx_core.trainer.learner import Learner, is_trained
+from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.roles import local_learner
 from stacx_core.trainer.setup import RunSetup
 from stacx_core.trainer.trainer import STATE_FILE, Parts, StacxTrainer
@@ -98,7 +99,7 @@ def load_data(config: TrainingConfig, args: Args) -> tuple[RunSetup, int]:
 
 def _check_all_are_trained(config: TrainingConfig, args: Args, num_rollout: int) -> None:
     """Refuse to keep a role frozen for the whole run."""
-    for role in config.roles:
+    for role in active_roles(config, args):
         if any(is_trained(role, args, rollout) for rollout in range(num_rollout)) or not role.trainable:
             continue
         counts = [name for name in (role.frozen_for, role.trained_every) if name is not None]

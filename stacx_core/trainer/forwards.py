@@ -12,11 +12,6 @@ from stacx_core.trainer.worker import RoleWorker
 REFERENCE_KEY = "ref_log_probs"
 
 
-def own_key(role: ModelRole) -> str:
-    """The batch key that the role's own forward pass writes."""
-    return "values" if role.head == "scalar" else "log_probs"
-
-
 def reads(role: ModelRole, key: str, args: Args) -> bool:
     """Whether the role's loss reads the batch key under these arguments."""
     conditions = role.reads.get(key)
@@ -50,7 +45,7 @@ def run_forwards(
         role, batch = worker.role, batches[name]
         read = {(name, key) for key in role.reads if reads(role, key, args)} - received
         wanted = {key for owner, key in read | sent if owner == name}
-        own = {key for key in wanted if key == own_key(role) or not role.trainable}
+        own = {key for key in wanted if worker.tells(key)}
         if own:
             batch.update(worker.tell(batch, own))
         if REFERENCE_KEY in wanted - own and reference is not None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
-from stacx_core.backends.model import load_tokenizer, stop_ids
+from stacx_core.backends.model import DTYPES, load_model, load_tokenizer, pick_device, stop_ids
 from stacx_core.config import TrainingConfig, resolve_object
+from stacx_core.data.prompts import load_prompts
+from stacx_core.data.rendering import render_prompt
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
-from stacx_core.rollout.engine import RolloutEngine
+from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
 from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
 from stacx_core.rollout.local import LocalEngine
 from stacx_core.rollout.parity import probe_parity
 from stacx_core.rollout.protocol import RollIn
 from stacx_core.rollout.sampled import SampledRollout
+from stacx_core.seeds import sub_seed
 from stacx_core.trainer.learner import Learner, policy_role
 from stacx_core.trainer.models import active_roles, check_vocabularies, other_models, scoring_models, shortest_context
 from stacx_core.trainer.setup import RunSetup
@@ -62,6 +67,35 @@ class LanguageSetup(RunSetup):
     def save(self, folder: Path) -> None:
         """See :class:`RunSetup`."""
         self.tokenizer.save_pretrained(folder)
+
+
+def sample_responses(config: TrainingConfig, args: Args, output: Path, count: int) -> None:
+    """Answer so many prompts, the first ones again where there are fewer, and write a JSON line for each response.
+
+    Raises:
+        ConfigError, DataError, ModelError: Prompts or model cannot be used.
+    """
+    if args.prompt_data is None:
+        raise ConfigError("name the prompts with --prompt-data")
+    disable_progress_bar()
+    tokenizer = load_tokenizer(args.hf_checkpoint)
+    rows = load_prompts(args.prompt_data, input_key=args.input_key, label_key=args.label_key, seed=args.seed)
+    model = load_model(args.hf_checkpoint, DTYPES[args.dtype], pick_device(args.device))
+    chosen = [rows[number % len(rows)] for number in range(count)]
+    params = SamplingParams(
+        args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
+    )
+    requests = [
+        GenerationRequest(
+            render_prompt(row, tokenizer, args.apply_chat_template), [sub_seed(args.seed, "draw", number)]
+        )
+        for number, row in enumerate(chosen)
+    ]
+    engine = LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
+    with output.open("w", encoding="utf-8") as lines:
+        for row, (answer,) in zip(chosen, engine.generate(requests, params), strict=True):
+            text = tokenizer.decode(answer.ids, skip_special_tokens=True)
+            lines.write(json.dumps({"prompt": row.prompt, "response": text, "finish": answer.finish}) + "\n")
 
 
 def _evaluation(args: Args, tokenizer: PreTrainedTokenizerBase, context: int | None) -> Evaluation | None:

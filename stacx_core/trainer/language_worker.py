@@ -20,7 +20,6 @@ from stacx_core.knobs import Args
 from stacx_core.objectives.log_probs import response_rows, token_log_probs
 from stacx_core.objectives.sharded import ShardedOutput
 from stacx_core.objectives.values import values_at
-from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.worker import RoleWorker
 
@@ -40,7 +39,7 @@ class LanguageWorker(RoleWorker):
         model = load_model(checkpoint, dtype, pick_device(args.device), role.head)
         if args.gradient_checkpointing and role.trainable:
             recompute_activations(model)
-        return cls(role, model, specialization, args, plugin_host().hook)
+        return cls(role, model, specialization, args)
 
     @property
     def token_budget(self) -> int:

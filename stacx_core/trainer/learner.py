@@ -19,6 +19,7 @@ from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.invariance import check_loss_invariance
+from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.worker import RoleWorker
 
@@ -100,7 +101,7 @@ class LocalLearner:
 
     def prefix(self, role: str) -> str:
         """What the names of a role's metrics start with: nothing where one role alone is trained."""
-        return f"{role}/" if sum(role.trainable for role in self.config.roles) > 1 else ""
+        return f"{role}/" if sum(role.trainable for role in active_roles(self.config, self.args)) > 1 else ""
 
     def update(self, batch: Batch, completed: int) -> dict[str, float]:
         """See :class:`Learner`."""

@@ -94,5 +94,7 @@ class LocalChannel(SyncChannel):
 
 
 def active_syncs(config: TrainingConfig, args: Args) -> list[DataSync]:
-    """The syncs of the recipe that apply to these arguments."""
-    return [sync for sync in config.syncs if sync.when is None or sync.when(args)]
+    """The syncs of the recipe that apply to these arguments, between roles that take part."""
+    absent = {role.name for role in config.roles if role.when is not None and not role.when(args)}
+    syncs = [sync for sync in config.syncs if not {sync.src, sync.dst} & absent]
+    return [sync for sync in syncs if sync.when is None or sync.when(args)]

@@ -21,6 +21,7 @@ from stacx_core.errors import BatchError, NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
 from stacx_core.objectives.sharded import ShardedOutput
+from stacx_core.plugins import plugin_host
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.step_metrics import StepMetrics
@@ -36,17 +37,22 @@ class RoleWorker(ABC):
         model: The role's model, which has a `save_pretrained` like one of Transformers.
         specialization: The role's loss.
         args: The completed arguments, with the role's overrides in place.
-        hook: The plugin hooks; ``compute_loss`` is called through them.
+        hook: The plugin hooks, through which ``compute_loss`` is called; those of the run unless given.
     """
 
     def __init__(
-        self, role: ModelRole, model: nn.Module, specialization: Specialization, args: Args, hook: pluggy.HookRelay
+        self,
+        role: ModelRole,
+        model: nn.Module,
+        specialization: Specialization,
+        args: Args,
+        hook: pluggy.HookRelay | None = None,
     ) -> None:
         self.role = role
         self.model = model
         self.specialization = specialization
         self.args = args
-        self._hook = hook
+        self._hook = plugin_host().hook if hook is None else hook
         self._writing: Writing | None = None
         self.optimizer = self.make_optimizer() if role.trainable else None
         if not role.trainable:
@@ -84,6 +90,10 @@ class RoleWorker(ABC):
     @abstractmethod
     def tell(self, batch: Batch, keys: Collection[str]) -> dict[str, list[Tensor]]:
         """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU."""
+
+    def tells(self, key: str) -> bool:
+        """Whether the key, where it is read or sent on, is this role's to tell."""
+        return key == self.role.own_key or not self.role.trainable
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from stacx_core.backends.model import stop_ids
 from stacx_core.errors import EngineError
 from stacx_core.rollout.evaluation import PromptEvaluation
 from stacx_core.rollout.local import LocalEngine
-from stacx_core.trainer import factory
+from stacx_core.trainer.language import LanguageSetup
 
 SECONDS = 60.0
 ROLLOUTS = 5
@@ -88,15 +88,15 @@ class Snapshots:
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Snapshots]:
     """Have runs with servers generate with snapshots; the engines of the runs so far."""
     made: list[Snapshots] = []
-    local = factory._engine
+    local = LanguageSetup.engine
 
-    def engine(args: Any, model: Any, tokenizer: Any) -> Any:
-        if args.rollout_engine == "local":
-            return local(args, model, tokenizer)
-        made.append(Snapshots(model, tokenizer, args.max_staleness))
+    def engine(setup: LanguageSetup, model: Any) -> Any:
+        if setup.args.rollout_engine == "local":
+            return local(setup, model)
+        made.append(Snapshots(model, setup.tokenizer, setup.args.max_staleness))
         return made[-1]
 
-    monkeypatch.setattr(factory, "_engine", engine)
+    monkeypatch.setattr(LanguageSetup, "engine", engine)
     return made
 
 

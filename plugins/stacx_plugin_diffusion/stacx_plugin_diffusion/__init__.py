@@ -1,0 +1,1 @@
+"""Flow-matching post-training of diffusion transformers for Stacx."""

@@ -1,1 +1,3 @@
-"""Flow-matching post-training of diffusion transformers for Stacx."""
+"""Flow-matching post-training for Stacx; `stacx_plugin_diffusion.recipes` is the entry point."""
+
+__version__ = "0.1.0"

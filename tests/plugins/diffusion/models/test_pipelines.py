@@ -1,0 +1,142 @@
+"""Whole pipelines of diffusers, with text encoders and an autoencoder of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from stacx_core import ModelError
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    """Vocabulary and merges of a CLIP tokenizer that knows single letters."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    letters = [*CHARACTERS, *(f"{letter}</w>" for letter in CHARACTERS), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(letters)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(tokenizer_folder):
+    """A Stable Diffusion 3 of a few thousand weights, without its largest text encoder."""
+    import diffusers
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+
+    torch.manual_seed(0)
+    tokenizer = CLIPTokenizer.from_pretrained(tokenizer_folder, model_max_length=77)
+    text = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        projection_dim=16,
+        bos_token_id=52,
+        eos_token_id=53,
+        pad_token_id=53,
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=diffusers.SD3Transformer2DModel(
+            sample_size=4,
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=1,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            caption_projection_dim=16,
+            pooled_projection_dim=32,
+            pos_embed_max_size=4,
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=diffusers.AutoencoderKL(
+            block_out_channels=(4, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            latent_channels=4,
+            norm_num_groups=2,
+            sample_size=8,
+            scaling_factor=1.5,
+            shift_factor=0.1,
+        ),
+        text_encoder=CLIPTextModelWithProjection(text),
+        tokenizer=tokenizer,
+        text_encoder_2=CLIPTextModelWithProjection(text),
+        tokenizer_2=tokenizer,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(pipeline, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def test_prompts_are_encoded_by_the_pipelines_own_encoders(pipeline, folder, load):
+    embeds, _, pooled, _ = pipeline.encode_prompt(["cat", ""], None, None, do_classifier_free_guidance=False)
+    found = load(folder).encode(["cat", ""])
+    assert torch.equal(torch.stack([row["prompt_embeds"] for row in found]), embeds)
+    assert torch.equal(torch.stack([row["pooled_embeds"] for row in found]), pooled)
+    assert load(folder).encode([]) == []
+
+
+def test_latents_are_scaled_and_shifted_as_the_autoencoder_says(pipeline, folder, load):
+    model = load(folder)
+    x0 = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = (pipeline.vae.decode(x0 / 1.5 + 0.1).sample / 2 + 0.5).clamp(0, 1)
+        latent = pipeline.vae.encode(expected * 2 - 1).latent_dist.mean
+    torch.testing.assert_close(model.decode(x0), expected)
+    torch.testing.assert_close(model.encode_media(expected), (latent - 0.1) * 1.5)
+    assert model.latent_shape(8, 8) == (4, 4, 4)
+    assert model.media_channels == 3
+
+
+def test_only_the_denoiser_is_part_of_the_module(folder, load):
+    model = load(folder)
+    model.encode(["cat"])
+    model.decode(torch.zeros(1, 4, 4, 4))
+    assert all(name.startswith("network.") for name in model.state_dict())
+
+
+def test_diffusers_reads_what_is_saved(pipeline, folder, load, tmp_path):
+    import diffusers
+
+    model = load(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    model.save_pretrained(tmp_path / "saved")
+    again = diffusers.StableDiffusion3Pipeline.from_pretrained(tmp_path / "saved")
+    for name, tensor in again.transformer.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[f"network.{name}"])
+    assert torch.equal(
+        load(tmp_path / "saved").encode(["cat"])[0]["pooled_embeds"], model.encode(["cat"])[0]["pooled_embeds"]
+    )
+    encoder = Path("text_encoder/model.safetensors")
+    assert (tmp_path / "saved" / encoder).samefile(folder / encoder)
+
+
+def test_a_pipeline_of_no_known_kind_is_refused_when_it_should_encode(folder, load, tmp_path):
+    model = load(folder)
+    model.save_pretrained(tmp_path / "saved")
+    index = tmp_path / "saved" / "model_index.json"
+    other = json.loads(index.read_text()) | {"_class_name": "OtherPipeline"}
+    index.unlink()
+    index.write_text(json.dumps(other))
+    with pytest.raises(ModelError, match="no way to encode prompts for 'OtherPipeline'"):
+        load(tmp_path / "saved").encode(["cat"])
+    index.write_text("[")
+    with pytest.raises(ModelError, match="is no index of a pipeline"):
+        load(tmp_path / "saved")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stacx_core.batch_keys import BatchKey
     from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
     from stacx_core.data.batch import TEACHER_TOKEN, Batch, select
+    from stacx_core.data.packing import micro_batches
     from stacx_core.data.prompts import PromptRow, PromptStream, parse_prompt
     from stacx_core.data.rendering import render_prompt, sft_sample
     from stacx_core.data.sample import STUDENT, TEACHER, Message, Sample, SampleStatus
@@ -68,6 +69,7 @@ _HOME = {
     "stacx_core.batch_keys": ("BatchKey",),
     "stacx_core.config": ("DataSync", "ModelRole", "TrainingConfig", "resolve_object"),
     "stacx_core.data.batch": ("TEACHER_TOKEN", "Batch", "select"),
+    "stacx_core.data.packing": ("micro_batches",),
     "stacx_core.data.prompts": ("PromptRow", "PromptStream", "parse_prompt"),
     "stacx_core.data.rendering": ("render_prompt", "sft_sample"),
     "stacx_core.data.sample": ("STUDENT", "TEACHER", "Message", "Sample", "SampleStatus"),
@@ -187,6 +189,7 @@ __all__ = [
     "infer_algorithm",
     "load_environment",
     "load_teacher",
+    "micro_batches",
     "nearest",
     "parse_prompt",
     "pick_device",

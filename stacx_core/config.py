@@ -84,7 +84,8 @@ class ModelRole:
         inputs_key: batch key of what the role's forward passes read; for language models the sequences of tokens,
             each of which ends in the sample's response.
         frozen_for: name of a whole-number knob; the role is not trained in that many first rollouts.
-        trained_every: name of a whole-number knob; the role is trained in every so many-th rollout alone.
+        trained_every: name of a whole-number knob; the role is trained in every so many-th rollout alone, in all of
+            them while the knob is unset.
         when: the role takes part only if this holds for the resolved args; None means always.
     """
 

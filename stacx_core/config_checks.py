@@ -228,9 +228,8 @@ def _counting_knobs(config: TrainingConfig, known: dict[str, Knob]) -> Iterator[
                 yield f"roles[{role.name!r}].{where}", name, "it must name a whole-number knob"
             if name is not None and not role.trainable:
                 yield f"roles[{role.name!r}].{where}", name, "a role with trainable=False is never trained"
-        every = known[role.trained_every] if role.trained_every is not None else None
-        if every is not None and not (every.default and every.minimum):
-            yield f"roles[{role.name!r}].trained_every", every.name, "its knob needs a default and minimum=1"
+        if role.trained_every is not None and not known[role.trained_every].minimum:
+            yield f"roles[{role.name!r}].trained_every", role.trained_every, "its knob needs minimum=1"
 
 
 def _knob_names(config: TrainingConfig) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from stacx_core.rollout.engine import RolloutEngine, SamplingParams
 from stacx_core.rollout.episode_metrics import episode_metrics
 from stacx_core.rollout.episode_runner import episode_runner, student_only
 from stacx_core.rollout.episodes import OUTCOMES, Episode
+from stacx_core.rollout.evaluation import Evaluation
 from stacx_core.rollout.filters import collect_groups, load_filter
 from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.rollout.sampled import SampledRollout
@@ -94,7 +95,7 @@ def grouped_samples(episodes: Sequence[Episode], size: int, group: int, index: i
     return groups
 
 
-class EpisodeEvaluation:
+class EpisodeEvaluation(Evaluation):
     """Plays every held-out task once; greedy unless ``--eval-temperature`` says otherwise.
 
     Raises:

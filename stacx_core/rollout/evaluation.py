@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -17,15 +19,21 @@ from stacx_core.seeds import sub_seed
 
 
 class Evaluation(Protocol):
-    """Measures the policy on what it is not trained on."""
+    """Measures the policy on what it is not trained on.
+
+    Attributes:
+        size: How many samples it draws.
+        pictures: Files that the last run drew, for who follows the run.
+    """
 
     size: int
+    pictures: Sequence[Path] = ()
 
     def run(self, engine: RolloutEngine) -> dict[str, float]:
         """Metrics of the policy's current weights; the same each time for the same weights."""
 
 
-class PromptEvaluation:
+class PromptEvaluation(Evaluation):
     """Answers every held-out prompt once and scores the answers; greedy unless ``--eval-temperature`` says otherwise.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stacx_core.knobs import Args
@@ -33,6 +33,11 @@ class Tracker:
         self._console.show(metrics)
         if self._wandb:
             self._wandb.log(metrics)
+
+    def show(self, pictures: Sequence[Path], rollout: int) -> None:
+        """Let who follows the run elsewhere see pictures that are in its folder."""
+        if self._wandb and pictures:
+            self._wandb.show(pictures, rollout)
 
     def close(self) -> None:
         """Finish all of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ class WandbRun:
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log one line of metrics."""
         self._run.log(dict(metrics))
+
+    def show(self, pictures: Sequence[Path], rollout: int) -> None:
+        """Log pictures under the names of their folders."""
+        import wandb
+
+        self._run.log({"rollout": float(rollout), **{path.parent.name: wandb.Image(str(path)) for path in pictures}})
 
     def close(self) -> None:
         """Finish the run."""

@@ -199,7 +199,8 @@ def is_trained(role: ModelRole, args: Args, completed: int) -> bool:
     """Whether the role is trained in the rollout after so many."""
     if role.frozen_for is not None and completed < args.get(role.frozen_for, 0):
         return False
-    return role.trained_every is None or (completed + 1) % int(args.get(role.trained_every)) == 0
+    every = args.get(role.trained_every) if role.trained_every is not None else None
+    return every is None or (completed + 1) % int(every) == 0
 
 
 def _mean(results: Sequence[dict[str, float]]) -> dict[str, float]:

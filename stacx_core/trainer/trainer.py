@@ -162,6 +162,7 @@ class StacxTrainer:
         if self.parts.setup.evaluation is not None:
             with self._rollouts.idle():
                 metrics |= self.parts.setup.evaluation.run(self.parts.engine)
+            self.tracker.show(self.parts.setup.evaluation.pictures, self.completed)
         if self._held_out is not None:
             metrics |= self.parts.learner.evaluate(self._held_out)
         return {f"eval/{k}": v for k, v in metrics.items()}

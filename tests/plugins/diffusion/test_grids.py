@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-
 from stacx_plugin_diffusion.grids import class_diversity, write_grid
 
 

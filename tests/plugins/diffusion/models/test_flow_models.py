@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from stacx_core import ConfigError, ModelError
 from stacx_plugin_diffusion.digits import write_digits_checkpoint
 from stacx_plugin_diffusion.models.patches import patchify, unpatchify
 from stacx_plugin_diffusion.models.small_dit import SmallDiT
+
+from stacx_core import ConfigError, ModelError
 
 
 def test_what_is_saved_is_what_is_loaded(network, digits_checkpoints, load, velocities, tmp_path):

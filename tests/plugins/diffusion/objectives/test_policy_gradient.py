@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from stacx_plugin_diffusion.objectives import clipped_terms, guard_terms, log_prob, transition
 
 CLOSE = {"abs": 5e-7, "rel": 2.5e-7}

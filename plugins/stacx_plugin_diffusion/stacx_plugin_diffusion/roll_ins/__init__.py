@@ -1,0 +1,1 @@
+"""How the samples of each recipe come about."""

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from stacx_core import Args, Batch, BatchError, sub_seed
+from stacx_core import Args, Batch, BatchError
 from stacx_plugin_diffusion.objectives import group_advantages
 
 
 def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
-    """Write ``advantages``: each sample's reward against those of its group, the same for all of its states."""
-    rewards = torch.tensor([float(reward) for reward in batch["rewards"]])
-    counted = ~torch.tensor(batch["removed"], dtype=torch.bool)
-    found = group_advantages(rewards, torch.tensor(batch["group_indices"]), std=args.advantage_std, counted=counted)
-    values = found.values.clamp(-args.advantage_clip, args.advantage_clip)
-    if args.shuffle_advantages:
-        seed = sub_seed(args.seed, "shuffle", len(rewards), int(1e6 * float(rewards.nansum())))
-        values = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))]
-    batch["advantages"] = [
-        value.float().expand(count).clone() for value, count in zip(values, batch["response_lengths"], strict=True)
-    ]
+    """Write ``advantages``: each rollout's reward against those of its group, the same for all of its states.
+
+    A rollout that was cut into several samples has one vote.
+    """
+    rollouts: dict[int, int] = {}
+    for position, (rollout, removed) in enumerate(zip(batch["rollout_ids"], batch["removed"], strict=True)):
+        if not removed:
+            rollouts.setdefault(rollout, position)
+    voters = list(rollouts.values())
+    found = group_advantages(
+        torch.tensor([float(batch["rewards"][position]) for position in voters]),
+        torch.tensor([batch["group_indices"][position] for position in voters], dtype=torch.int64),
+        std=args.advantage_std,
+    )
+    values = found.values.float().clamp(-args.advantage_clip, args.advantage_clip).tolist()
+    of = dict(zip(rollouts, values, strict=True))
+    counts = zip(batch["rollout_ids"], batch["response_lengths"], strict=True)
+    batch["advantages"] = [torch.full((count,), of.get(rollout, 0.0)) for rollout, count in counts]
     return {"flat_groups": float(found.flat_share), "lone_groups": float(found.alone)}
 
 

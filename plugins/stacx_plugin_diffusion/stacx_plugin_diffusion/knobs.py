@@ -31,8 +31,6 @@ _GROUPS = (
     Knob("advantage_std", str, "global", "What a reward's distance from its group's mean is divided by.", "advantages",
          choices=("global", "group", "none")),
     Knob("advantage_clip", float, 5.0, "Largest advantage.", "advantages", exclusive_minimum=0),
-    Knob("shuffle_advantages", bool, False, "Deal the advantages to other samples: a control, which must not learn.",
-         "advantages"),
     Knob("same_noise", str, "none", "Whether the samples of a group begin at one noise.", "rollout",
          choices=("none", "group")),
 )  # fmt: skip
@@ -232,6 +230,10 @@ def check_dpo(args: Args) -> None:
         ConfigError: Naming the flags.
     """
     check_sigma(args)
+    if args.loss_aggregation != "sample_mean":
+        raise ConfigError(
+            f"--loss-aggregation {args.loss_aggregation} weighs states; a loss of pairs has sample_mean alone"
+        )
     if args.online_pairs and (args.rm_type is None or args.n_samples_per_prompt < 2):
         raise ConfigError("--online-pairs needs --rm-type, and --n-samples-per-prompt of at least 2")
     if not args.online_pairs and args.n_samples_per_prompt != 1:

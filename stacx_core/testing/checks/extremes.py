@@ -11,7 +11,7 @@ from stacx_core.testing.trial import Trial, during
 EXTREMES = (-1e4, 1e4)
 
 
-@check("main")
+@check("main", waivable=True)
 def extreme_log_ratios(trial: Trial) -> None:
     """Log-probs 1e4 away from the model's own give a finite loss and gradient.
 

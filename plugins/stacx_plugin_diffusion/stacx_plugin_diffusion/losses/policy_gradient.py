@@ -35,6 +35,11 @@ class PolicyGradient(FlowSpecialization):
         kl = self._divergence(velocity, made, batch)
         return terms + args.flow_kl_coef * kl, {**seen, "kl": kl.detach()}
 
+    def waives(self) -> dict[str, str]:
+        """What sampling and training disagree on is refused, unless ``--ratio-tolerance`` is 0."""
+        refused = "a rollout whose log-probs are not the trainer's own is refused"
+        return {"extreme_log_ratios": refused} if self.args.ratio_tolerance else {}
+
     def log_probs(self, velocity: Tensor, batch: Batch) -> Tensor:
         """See the base class."""
         return self._log_probs(self._step(velocity, batch), batch)

@@ -35,7 +35,7 @@ class Advantages(NamedTuple):
 class _Groups(NamedTuple):
     """Statistics per group ``[G]`` in float64, and the group of each sample ``[N]``."""
 
-    index: Tensor
+    of_sample: Tensor
     size: Tensor
     mean: Tensor
     std: Tensor
@@ -69,10 +69,10 @@ def group_advantages(
         raise ValueError("rewards must be finite; leave the samples whose reward is not out of `counted`")
     values = torch.where(counted, rewards.double(), 0.0)
     groups = _group_statistics(values, group_ids, counted)
-    centered = values - groups.mean[groups.index]
-    informative = counted & ~groups.flat[groups.index]
+    centered = values - groups.mean[groups.of_sample]
+    informative = counted & ~groups.flat[groups.of_sample]
     if std == "group":
-        centered = centered / (groups.std[groups.index] + STD_EPSILON)
+        centered = centered / (groups.std[groups.of_sample] + STD_EPSILON)
     elif std == "global" and counted.any():
         centered = centered / (values[counted].std(correction=0) + STD_EPSILON)
     present = groups.size > 0

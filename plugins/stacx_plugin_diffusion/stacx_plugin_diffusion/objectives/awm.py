@@ -6,6 +6,7 @@ through ``clipped_terms``.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from stacx_plugin_diffusion.objectives.flow import velocity_error, velocity_target
@@ -45,7 +46,8 @@ def awm_log_prob(
     if weight == "sigma_squared":
         return -sigma.square() * error
     if weight == "ghuber":
-        return -sigma * ((error + HUBER_EPSILON) ** HUBER_POWER - HUBER_EPSILON**HUBER_POWER) / HUBER_POWER
+        offset = torch.full_like(error, HUBER_EPSILON)
+        return -sigma * ((error + offset).pow(HUBER_POWER) - offset.pow(HUBER_POWER)) / HUBER_POWER
     raise ValueError(f"AWM weight {weight!r} is unknown; choose one of {', '.join(AWM_WEIGHTS)}")
 
 

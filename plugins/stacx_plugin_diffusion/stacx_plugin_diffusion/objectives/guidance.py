@@ -44,4 +44,5 @@ def merge_cfg(
     if renormalize_axis is None:
         return merged
     wanted, found = (torch.linalg.vector_norm(v, dim=renormalize_axis, keepdim=True) for v in (conditional, merged))
-    return merged * (wanted / found.clamp(min=torch.finfo(merged.dtype).tiny))
+    scaled: Tensor = merged * (wanted / found.clamp(min=torch.finfo(merged.dtype).tiny))
+    return scaled

@@ -14,7 +14,7 @@ MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 
 
 def shift_sigma(u: Tensor, shift: float) -> Tensor:
-    """``k u / (1 + (k - 1) u)``: monotone, keeps 0 and 1, moves the rest towards noise for k above 1.
+    """``k u / (k u + 1 - u)``: monotone, keeps 0 and 1 exactly, moves the rest towards noise for k above 1.
 
     Esser et al. 2024 (SD3, arXiv 2403.03206), who take 3 at 1024 x 1024 pixels.
 
@@ -27,7 +27,7 @@ def shift_sigma(u: Tensor, shift: float) -> Tensor:
     """
     if not 0 < shift < math.inf:
         raise ValueError(f"a shift of noise levels must be positive and finite, got {shift}; 1 leaves them as they are")
-    return shift * u / (1 + (shift - 1) * u)
+    return shift * u / (shift * u + (1 - u))
 
 
 def dynamic_shift(

@@ -13,8 +13,6 @@ from stacx_plugin_diffusion.objectives import (
 )
 from stacx_plugin_diffusion.objectives.awm import AWM_WEIGHTS
 
-CLOSE = {"abs": 5e-7, "rel": 2.5e-7}
-
 
 def both(flow, weight):
     return [awm_log_prob(v, flow.x0, flow.noise, flow.sigma, weight) for v in (flow.velocity, flow.old_velocity)]
@@ -22,21 +20,21 @@ def both(flow, weight):
 
 def test_worked_values(flow):
     new, old = both(flow, "uniform")
-    assert new.tolist() == pytest.approx([-0.028125, -0.1675], **CLOSE)
-    assert old.tolist() == pytest.approx([-0.01875, -0.0425], **CLOSE)
+    assert new.tolist() == pytest.approx([-0.028125, -0.1675], **flow.close)
+    assert old.tolist() == pytest.approx([-0.01875, -0.0425], **flow.close)
     terms, seen = clipped_terms(new, old, torch.tensor([1.0, -1.0]), 0.2)
-    assert seen["ratio"].tolist() == pytest.approx([0.990669, 0.882497], **CLOSE)
-    assert terms.mean().item() == pytest.approx(-0.054086, **CLOSE)
+    assert seen["ratio"].tolist() == pytest.approx([0.990669, 0.882497], **flow.close)
+    assert terms.mean().item() == pytest.approx(-0.054086, **flow.close)
 
 
 def test_worked_values_of_other_weights(flow):
     terms, seen = clipped_terms(*both(flow, "sigma"), torch.tensor([1.0, -1.0]), 0.2)
-    assert seen["ratio"].tolist() == pytest.approx([0.997659, 0.904837], **CLOSE)
-    assert terms.mean().item() == pytest.approx(-0.046411, **CLOSE)
+    assert seen["ratio"].tolist() == pytest.approx([0.997659, 0.904837], **flow.close)
+    assert terms.mean().item() == pytest.approx(-0.046411, **flow.close)
     new, old = both(flow, "ghuber")
-    assert new.tolist() == pytest.approx([-0.406356, -2.037050], **CLOSE)
-    assert (new - old).exp().tolist() == pytest.approx([0.961292, 0.551987], **CLOSE)
-    assert both(flow, "sigma_squared")[0].tolist() == pytest.approx([-0.028125 / 16, -0.1675 * 0.64], **CLOSE)
+    assert new.tolist() == pytest.approx([-0.406356, -2.037050], **flow.close)
+    assert (new - old).exp().tolist() == pytest.approx([0.961292, 0.551987], **flow.close)
+    assert both(flow, "sigma_squared")[0].tolist() == pytest.approx([-0.028125 / 16, -0.1675 * 0.64], **flow.close)
 
 
 @pytest.mark.parametrize(("weight", "power"), [("uniform", 0), ("sigma", 1), ("sigma_squared", 2)])

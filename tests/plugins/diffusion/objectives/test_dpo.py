@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stacx_plugin_diffusion.objectives import best_and_worst, flow_dpo_terms, interpolate, paired
 
-CLOSE = {"abs": 5e-7, "rel": 2.5e-7}
-
 
 @pytest.fixture
 def pair(flow):
@@ -30,11 +28,11 @@ def loss(pair, **options):
 
 def test_worked_values(pair):
     x = interpolate(pair.x0, paired(pair.noise), paired(pair.sigma))
-    assert x.flatten().tolist() == pytest.approx([0.7, -0.4, -0.05, -0.4, 1, 0.5, -0.5, 0.8], **CLOSE)
+    assert x.flatten().tolist() == pytest.approx([0.7, -0.4, -0.05, -0.4, 1, 0.5, -0.5, 0.8], **pair.close)
     terms, seen = loss(pair)
-    assert terms.item() == pytest.approx(0.094413, **CLOSE)
-    assert seen["chosen_error"].item() == pytest.approx(0.00625, **CLOSE)
-    assert seen["rejected_error"].item() == pytest.approx(0.015625, **CLOSE)
+    assert terms.item() == pytest.approx(0.094413, **pair.close)
+    assert seen["chosen_error"].item() == pytest.approx(0.00625, **pair.close)
+    assert seen["rejected_error"].item() == pytest.approx(0.015625, **pair.close)
     assert seen["chosen_reward"].item() == pytest.approx(1.71875, abs=2e-6)
     assert seen["rejected_reward"].item() == pytest.approx(-0.59375, abs=2e-6)
     assert (seen["chosen_reward"] - seen["rejected_reward"]).item() == pytest.approx(2.3125, abs=2e-6)
@@ -45,7 +43,7 @@ def test_worked_values_of_other_betas(pair):
     terms, seen = loss(pair, beta=2000.0)
     assert terms.item() == pytest.approx(0, abs=5e-7)
     assert (seen["chosen_reward"] - seen["rejected_reward"]).item() == pytest.approx(46.25, abs=5e-5)
-    assert loss(pair, beta_scale="data")[0].item() == pytest.approx(0.361137, **CLOSE)
+    assert loss(pair, beta_scale="data")[0].item() == pytest.approx(0.361137, **pair.close)
 
 
 def test_supervision_is_added_for_the_chosen(pair):

@@ -20,7 +20,6 @@ from stacx_plugin_diffusion.objectives import (
     x0_from_velocity,
 )
 
-CLOSE = {"abs": 5e-7, "rel": 2.5e-7}
 LATENTS = arrays.arrays("float64", (2, 3), elements=st.floats(-4, 4))
 
 
@@ -30,13 +29,13 @@ def numbers(tensor):
 
 def test_worked_values_of_the_path(flow):
     x = interpolate(flow.x0, flow.noise, flow.sigma)
-    assert numbers(x) == pytest.approx([0.625, -0.625, 0.0625, -0.25, -0.6, 0.1, 0.7, 0.8], **CLOSE)
+    assert numbers(x) == pytest.approx([0.625, -0.625, 0.0625, -0.25, -0.6, 0.1, 0.7, 0.8], **flow.close)
     target = velocity_target(flow.x0, flow.noise)
-    assert numbers(target) == pytest.approx([0.5, 1.5, -0.75, -1, -2, -0.5, 1.5, -1.5], **CLOSE)
+    assert numbers(target) == pytest.approx([0.5, 1.5, -0.75, -1, -2, -0.5, 1.5, -1.5], **flow.close)
     x0 = x0_from_velocity(x, flow.velocity, flow.sigma)
-    assert numbers(x0) == pytest.approx([0.525, -0.925, 0.2375, -0.025, 0.6, 0.58, -0.18, 1.6], **CLOSE)
+    assert numbers(x0) == pytest.approx([0.525, -0.925, 0.2375, -0.025, 0.6, 0.58, -0.18, 1.6], **flow.close)
     noise = noise_from_velocity(x, flow.velocity, flow.sigma)
-    assert numbers(noise) == pytest.approx([0.925, 0.275, -0.4625, -0.925, -0.9, -0.02, 0.92, 0.6], **CLOSE)
+    assert numbers(noise) == pytest.approx([0.925, 0.275, -0.4625, -0.925, -0.9, -0.02, 0.92, 0.6], **flow.close)
     assert {t.dtype for t in (x, target, x0, noise)} == {flow.x0.dtype}
 
 
@@ -46,13 +45,13 @@ def test_worked_values_of_the_path(flow):
 )
 def test_worked_values_of_the_loss(flow, weight, slope, expected):
     terms, seen = flow_matching_terms(flow.velocity, flow.x0, flow.noise, flow.sigma, weight=weight, slope=slope)
-    assert terms.mean().item() == pytest.approx(expected, **CLOSE)
-    assert numbers(seen["error"]) == pytest.approx([0.028125, 0.1675], **CLOSE)
+    assert terms.mean().item() == pytest.approx(expected, **flow.close)
+    assert numbers(seen["error"]) == pytest.approx([0.028125, 0.1675], **flow.close)
 
 
 def test_worked_values_of_the_weights(flow):
-    assert numbers(loss_weight(flow.sigma, "cosmap")) == pytest.approx([1.018592, 0.936206], **CLOSE)
-    assert numbers(loss_weight(flow.sigma, "sigma_sqrt")) == pytest.approx([16, 1.5625], **CLOSE)
+    assert numbers(loss_weight(flow.sigma, "cosmap")) == pytest.approx([1.018592, 0.936206], **flow.close)
+    assert numbers(loss_weight(flow.sigma, "sigma_sqrt")) == pytest.approx([16, 1.5625], **flow.close)
     assert loss_weight(torch.zeros(1), "sigma_sqrt").item() == pytest.approx(1e8)
 
 
@@ -67,16 +66,16 @@ def test_the_bell_is_that_of_a_table_of_a_thousand_levels():
 
 
 def test_reward_weights():
-    weights = rwr_weights(torch.tensor([0.2, 0.8]), 0.5)
-    assert numbers(weights) == pytest.approx([0.462950, 1.537050], **CLOSE)
+    weights = rwr_weights(torch.tensor([0.2, 0.8], dtype=torch.float64), 0.5)
+    assert numbers(weights) == pytest.approx([0.462950, 1.537050], abs=5e-7)
     assert numbers(rwr_weights(torch.tensor([1000.0, 0.0]), 0.1)) == [2.0, 0.0]
 
 
 def test_a_weighted_sample_counts_by_its_weight(flow):
     weight = torch.tensor([3.0, 0.0])
     terms, seen = flow_matching_terms(flow.velocity, flow.x0, flow.noise, flow.sigma, sample_weight=weight)
-    assert numbers(terms) == pytest.approx([0.084375, 0], **CLOSE)
-    assert numbers(seen["error"]) == pytest.approx([0.028125, 0.1675], **CLOSE)
+    assert numbers(terms) == pytest.approx([0.084375, 0], **flow.close)
+    assert numbers(seen["error"]) == pytest.approx([0.028125, 0.1675], **flow.close)
 
 
 @given(LATENTS, LATENTS, st.floats(0, 1))

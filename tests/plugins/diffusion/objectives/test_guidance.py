@@ -12,7 +12,7 @@ UNCONDITIONAL = torch.tensor([[0.8, -0.3, 0.4, 1]])
 
 def test_worked_values():
     assert merge_cfg(CONDITIONAL, UNCONDITIONAL, 4).tolist()[0] == pytest.approx([1.6, -1.1, 1.2, 1.8], abs=5e-7)
-    renormalized = merge_cfg(CONDITIONAL, UNCONDITIONAL, 4, renormalize_axis=-1)
+    renormalized = merge_cfg(CONDITIONAL.double(), UNCONDITIONAL.double(), 4, renormalize_axis=-1)
     assert renormalized.tolist()[0] == pytest.approx([0.961261, -0.660867, 0.720946, 1.081419], abs=5e-7)
 
 

@@ -15,8 +15,6 @@ from stacx_plugin_diffusion.objectives import (
     velocity_target,
 )
 
-CLOSE = {"abs": 5e-7, "rel": 2.5e-7}
-
 
 def loss(flow, **options):
     optimal = torch.tensor([0.7, 0.0], dtype=flow.x0.dtype)
@@ -25,28 +23,28 @@ def loss(flow, **options):
 
 def test_worked_values(flow):
     terms, seen = loss(flow, beta=1.0)
-    assert terms.mean().item() == pytest.approx(0.336364, **CLOSE)
-    assert seen["positive"].tolist() == pytest.approx([0.051136, 0.357333], **CLOSE)
-    assert seen["negative"].tolist() == pytest.approx([0.0625, 0.08], **CLOSE)
-    assert seen["old_distance"].mean().item() == pytest.approx(0.030313, **CLOSE)
+    assert terms.mean().item() == pytest.approx(0.336364, **flow.close)
+    assert seen["positive"].tolist() == pytest.approx([0.051136, 0.357333], **flow.close)
+    assert seen["negative"].tolist() == pytest.approx([0.0625, 0.08], **flow.close)
+    assert seen["old_distance"].mean().item() == pytest.approx(0.030313, **flow.close)
 
 
 def test_worked_values_of_a_small_beta(flow):
     terms, seen = loss(flow, beta=0.1)
     assert terms.mean().item() == pytest.approx(5.312818, abs=2e-6)
-    assert seen["positive"].tolist() == pytest.approx([0.037693, 0.209026], **CLOSE)
-    assert seen["negative"].tolist() == pytest.approx([0.037925, 0.17475], **CLOSE)
+    assert seen["positive"].tolist() == pytest.approx([0.037693, 0.209026], **flow.close)
+    assert seen["negative"].tolist() == pytest.approx([0.037925, 0.17475], **flow.close)
 
 
 def test_worked_values_without_the_adaptive_weight(flow):
-    assert loss(flow, adaptive=False)[0].mean().item() == pytest.approx(0.016980, **CLOSE)
+    assert loss(flow, adaptive=False)[0].mean().item() == pytest.approx(0.016980, **flow.close)
 
 
 def test_worked_values_of_the_weights(flow):
     """The mean absolute errors that the adaptive loss divides by."""
     adaptive, plain = (loss(flow, adaptive=a)[1] for a in (True, False))
     for name, expected in (("positive", [0.034375, 0.3]), ("negative", [0.040625, 0.06])):
-        assert (plain[name] / adaptive[name]).tolist() == pytest.approx(expected, **CLOSE)
+        assert (plain[name] / adaptive[name]).tolist() == pytest.approx(expected, **flow.close)
 
 
 @pytest.mark.parametrize(

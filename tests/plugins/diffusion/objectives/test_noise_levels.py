@@ -46,7 +46,8 @@ def test_worked_values_of_mode():
 def test_a_shift_is_monotone_and_keeps_the_ends(shift, levels):
     shifted = shift_sigma(doubles(*sorted(levels)), shift)
     assert (shifted.diff() >= 0).all()
-    assert shift_sigma(doubles(0, 1), shift).tolist() == pytest.approx([0, 1], abs=1e-15)
+    assert shift_sigma(doubles(0, 1), shift).tolist() == [0, 1]
+    assert shifted.max() <= 1
 
 
 @given(SHIFTS, SHIFTS, st.floats(0, 1))
@@ -55,9 +56,9 @@ def test_shifts_multiply(first, second, level):
     assert twice.item() == pytest.approx(shift_sigma(doubles(level), first * second).item(), abs=1e-12)
 
 
-@given(st.floats(0.05, 1))
+@given(st.floats(0.05, 0.95))
 def test_a_shift_above_one_moves_towards_noise(level):
-    assert shift_sigma(doubles(level), 3) >= level >= shift_sigma(doubles(level), 1 / 3)
+    assert shift_sigma(doubles(level), 3) > level > shift_sigma(doubles(level), 1 / 3)
 
 
 def test_the_density_of_logit_normal():

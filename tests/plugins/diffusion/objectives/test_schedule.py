@@ -126,9 +126,9 @@ def test_all_starts_are_visited_in_order(schedule):
     assert turns[: len(schedule.starts)] == list(schedule.starts)
 
 
-def starts(iterations, **options):
+def starts(count, **options):
     schedule = WindowSchedule(steps=10, **options)
-    return [schedule.window(i)[0] for i in range(iterations)]
+    return [schedule.window(i)[0] for i in range(count)]
 
 
 def test_progressive_rolls_back_or_stays():

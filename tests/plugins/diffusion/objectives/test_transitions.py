@@ -20,7 +20,6 @@ from stacx_plugin_diffusion.objectives import (
 )
 from stacx_plugin_diffusion.objectives.transitions import DYNAMICS
 
-CLOSE = {"abs": 5e-7, "rel": 2.5e-7}
 SECOND_LEVEL = 0.9375
 ETAS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.7}
 
@@ -47,17 +46,17 @@ def take(step, dynamics, velocity=None, **options):
 )
 def test_worked_values_of_a_step(step, dynamics, mean, std, sample):
     taken = take(step, dynamics)
-    assert taken.mean[0].tolist() == pytest.approx(mean, **CLOSE)
-    assert taken.std.item() == pytest.approx(std, **CLOSE)
+    assert taken.mean[0].tolist() == pytest.approx(mean, **step.close)
+    assert taken.std.item() == pytest.approx(std, **step.close)
     assert taken.h.item() == 0.25
-    assert taken.sample(step.noise)[0].tolist() == pytest.approx(sample, **CLOSE)
+    assert taken.sample(step.noise)[0].tolist() == pytest.approx(sample, **step.close)
     assert taken.stochastic.item() is (dynamics != "ode")
     assert {t.dtype for t in taken} == {step.x.dtype}
 
 
 def test_worked_values_of_the_diffusion_coefficient(step):
-    assert take(step, "flow_sde").g.item() == pytest.approx(1.212436, **CLOSE)
-    assert take(step, "dance_sde").g.item() == pytest.approx(0.3, **CLOSE)
+    assert take(step, "flow_sde").g.item() == pytest.approx(1.212436, **step.close)
+    assert take(step, "dance_sde").g.item() == pytest.approx(0.3, **step.close)
 
 
 def test_worked_values_of_log_probs(step):
@@ -65,21 +64,21 @@ def test_worked_values_of_log_probs(step):
         taken = take(step, dynamics)
         return log_prob(taken.sample(step.noise), taken, **options).item()
 
-    assert value("flow_sde") == pytest.approx(-1.082485, **CLOSE)
-    assert value("flow_sde", reduce="sum") == pytest.approx(-4.329940, **CLOSE)
-    assert value("dance_sde") == pytest.approx(0.314119, **CLOSE)
-    assert value("cps") == pytest.approx(-0.774450, **CLOSE)
-    assert value("flow_sde", normalizer=False) == pytest.approx(-(0.25 + 1 + 0.0625 + 4) / 8, **CLOSE)
+    assert value("flow_sde") == pytest.approx(-1.082485, **step.close)
+    assert value("flow_sde", reduce="sum") == pytest.approx(-4.329940, **step.close)
+    assert value("dance_sde") == pytest.approx(0.314119, **step.close)
+    assert value("cps") == pytest.approx(-0.774450, **step.close)
+    assert value("flow_sde", normalizer=False) == pytest.approx(-(0.25 + 1 + 0.0625 + 4) / 8, **step.close)
     published = take(step, "cps")
-    assert cps_log_prob(published.sample(step.noise), published).item() == pytest.approx(-0.263597, **CLOSE)
+    assert cps_log_prob(published.sample(step.noise), published).item() == pytest.approx(-0.263597, **step.close)
 
 
 def test_worked_values_of_the_first_step_of_flow_sde(step):
     step.sigma, step.sigma_next = torch.ones_like(step.sigma), torch.full_like(step.sigma, SECOND_LEVEL)
     taken = take(step, "flow_sde")
-    assert taken.g.item() == pytest.approx(2.8, **CLOSE)
-    assert taken.std.item() == pytest.approx(0.7, **CLOSE)
-    assert taken.mean[0].tolist() == pytest.approx([0.17025, -0.579, 0.79925, 0.06975], **CLOSE)
+    assert taken.g.item() == pytest.approx(2.8, **step.close)
+    assert taken.std.item() == pytest.approx(0.7, **step.close)
+    assert taken.mean[0].tolist() == pytest.approx([0.17025, -0.579, 0.79925, 0.06975], **step.close)
 
 
 @pytest.mark.parametrize("dynamics", DYNAMICS)
@@ -221,7 +220,7 @@ def test_worked_values_of_divergences(step):
     new, ref = take(step, "flow_sde"), take(step, "flow_sde", v_ref)
     assert transition_kl(new, ref).item() == pytest.approx(0.001730, abs=5e-7)
     assert (new.h * transition_kl(new, ref)).item() == pytest.approx(0.000432, abs=5e-7)
-    assert velocity_error(step.velocity, v_ref).item() == pytest.approx(0.013125, **CLOSE)
+    assert velocity_error(step.velocity, v_ref).item() == pytest.approx(0.013125, **step.close)
     assert (new.mean - ref.mean).square().mean().item() == pytest.approx(0.001272, abs=5e-7)
 
 

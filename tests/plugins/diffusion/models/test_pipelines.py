@@ -118,7 +118,9 @@ def test_diffusers_reads_what_is_saved(pipeline, folder, load, tmp_path):
         for parameter in model.parameters():
             parameter.add_(0.01)
     model.save_pretrained(tmp_path / "saved")
-    again = diffusers.StableDiffusion3Pipeline.from_pretrained(tmp_path / "saved")
+    again = diffusers.StableDiffusion3Pipeline.from_pretrained(
+        tmp_path / "saved", **dict.fromkeys(["text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor"])
+    )
     for name, tensor in again.transformer.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[f"network.{name}"])
     assert torch.equal(

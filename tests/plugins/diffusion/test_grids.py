@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from stacx_plugin_diffusion.grids import class_diversity, write_grid
+from stacx_plugin_diffusion.pictures import from_picture, to_picture
 
 
 def test_samples_lie_row_by_row_and_small_ones_are_enlarged(tmp_path):
@@ -43,3 +46,9 @@ def test_diversity_is_the_mean_deviation_within_a_class():
     assert list(found) == ["one", "three"]
     assert found["one"] == pytest.approx(0.25)
     assert found["three"] == 0
+
+
+@given(st.sampled_from([1, 3]), st.integers(0, 2**16))
+def test_a_picture_of_256_levels_comes_back(channels, seed):
+    levels = torch.randint(0, 256, (channels, 3, 5), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(from_picture(to_picture(levels / 255), channels), levels / 255)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from stacx_core import DataError, nearest, read_records
 from stacx_plugin_diffusion.data.example import Example, Pair
 from stacx_plugin_diffusion.data.images import captioned_images
 from stacx_plugin_diffusion.data.latents import read_latents
-from stacx_plugin_diffusion.data.rows import as_row, label_field, read_picture, text_field, weight_field
+from stacx_plugin_diffusion.data.rows import as_row, label_field, read_picture, read_text, text_field, weight_field
 from stacx_plugin_diffusion.digits import CLASSES, digits_split
 
 Encode = Callable[[Tensor], Tensor]
@@ -99,22 +100,18 @@ def _existing(source: str) -> Path:
 def _digits(source: str) -> Iterator[Depicted]:
     media, labels = digits_split(source.removeprefix(DIGITS))
     for row, (picture, label) in enumerate(zip(media, labels.tolist(), strict=True), start=1):
-        yield Example(CLASSES[label], label=label, where=f"{source}, row {row}"), lambda picture=picture: picture
+        yield Example(CLASSES[label], label=label, where=f"{source}, row {row}"), picture.clone
 
 
 def _images(folder: Path, channels: int) -> Iterator[Depicted]:
     for where, path, text, weight, label in captioned_images(folder):
         example = Example(text, weight=weight, label=label, where=where)
-        yield example, lambda path=path, where=where: read_picture(path, channels, where)
+        yield example, partial(read_picture, path, channels, where)
 
 
 def _prompts(path: Path) -> Iterator[Example]:
     if path.suffix == ".txt":
-        try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8: {error}") from error
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
             if line.strip():
                 yield Example(line.strip(), where=f"{path}, line {number}")
         return
@@ -130,7 +127,7 @@ def _pair_rows(path: Path, channels: int) -> Iterator[Depicted]:
         example = Example(text_field(row, "prompt", where), where=where)
         for name in ("chosen", "rejected"):
             image = path.parent / text_field(row, name, where)
-            yield example, lambda image=image, where=where: read_picture(image, channels, where)
+            yield example, partial(read_picture, image, channels, where)
 
 
 def _encoded(rows: Iterable[Depicted], encode: Encode) -> Iterator[Example]:

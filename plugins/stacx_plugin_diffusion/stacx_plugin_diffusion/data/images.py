@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stacx_core import DataError, read_records
-from stacx_plugin_diffusion.data.rows import as_row, label_field, text_field, weight_field
+from stacx_plugin_diffusion.data.rows import as_row, existing, label_field, read_text, text_field, weight_field
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 METADATA_FILE = "metadata.jsonl"
@@ -34,7 +34,7 @@ def captioned_images(folder: Path) -> Iterator[tuple[str, Path, str, float | Non
             raise DataError(
                 f"{path}: no caption", f"write it to {caption.name} beside it, or list the images in {metadata}"
             )
-        text = caption.read_text(encoding="utf-8").strip()
+        text = read_text(caption).strip()
         if not text:
             raise DataError(f"{caption}: the caption is blank")
         yield str(path), path, text, None, None
@@ -43,7 +43,7 @@ def captioned_images(folder: Path) -> Iterator[tuple[str, Path, str, float | Non
 def _from_metadata(metadata: Path, images: set[Path]) -> Iterator[tuple[str, Path, str, float | None, int | None]]:
     for where, record in read_records(str(metadata)):
         row = as_row(record, where)
-        path = metadata.parent / text_field(row, "file_name", where)
+        path = existing(metadata.parent / text_field(row, "file_name", where), where)
         images.discard(path)
         yield where, path, text_field(row, "text", where), weight_field(row, where), label_field(row, where)
     if images:

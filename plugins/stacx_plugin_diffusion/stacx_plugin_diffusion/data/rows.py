@@ -64,17 +64,38 @@ def label_field(row: dict[str, Any], where: str) -> int | None:
     raise DataError(f"{where}: 'label' must be the number of a class, not {value!r}")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: It is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error}") from error
+
+
+def existing(path: Path, where: str) -> Path:
+    """The path of an image that is there.
+
+    Raises:
+        DataError: It is not; names where it was named.
+    """
+    if not path.is_file():
+        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{where}: no image {str(path)!r}{nearest(path.name, siblings)}")
+    return path
+
+
 def read_picture(path: Path, channels: int, where: str) -> Tensor:
     """``[channels, H, W]`` fp32 in [0, 1] of an image file.
 
     Raises:
         DataError: There is none, or it cannot be decoded; names where it was named.
     """
-    if not path.is_file():
-        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{where}: no image {str(path)!r}{nearest(path.name, siblings)}")
     try:
-        with Image.open(path) as picture:
+        with Image.open(existing(path, where)) as picture:
             return from_picture(picture, channels)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(

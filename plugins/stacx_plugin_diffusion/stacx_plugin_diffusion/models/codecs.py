@@ -94,7 +94,7 @@ class VaeCodec:
         if self._vae is None:
             diffusers = require("diffusers", "diffusers", "an autoencoder", ModelError)
             try:
-                vae = diffusers.AutoencoderKL.from_pretrained(self.folder / VAE_FOLDER, torch_dtype=self.dtype)
+                vae = diffusers.AutoencoderKL.from_pretrained(self.folder / VAE_FOLDER, dtype=self.dtype)
             except (OSError, ValueError, RuntimeError) as error:
                 raise ModelError(f"no usable autoencoder in {str(self.folder / VAE_FOLDER)!r}: {error}") from error
             vae.enable_slicing()

@@ -154,9 +154,11 @@ class PipelinePrompts:
                     f"{self.folder / INDEX_FILE}: no way to encode prompts for {self.kind!r}",
                     "known: FluxPipeline, StableDiffusion3Pipeline; or give the prompts as a table of embeddings",
                 )
+            # A part the pipeline goes without, as SD3 may without its T5, must be named when it is loaded.
+            absent = {name: None for name, part in self.index.items() if part == [None, None]}
             try:
                 pipeline = getattr(diffusers, self.kind).from_pretrained(
-                    self.folder, transformer=self.network, vae=None, torch_dtype=self.dtype
+                    self.folder, dtype=self.dtype, **{**absent, "transformer": self.network, "vae": None}
                 )
             except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
                 raise ModelError(f"no usable text encoders in {str(self.folder)!r}: {error}") from error

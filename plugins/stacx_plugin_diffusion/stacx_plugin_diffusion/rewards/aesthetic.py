@@ -58,7 +58,8 @@ class AestheticScore:
             from transformers import CLIPVisionModelWithProjection
 
             try:
-                clip = CLIPVisionModelWithProjection.from_pretrained(self.folder).to(self.device).eval()
+                clip: Any = CLIPVisionModelWithProjection.from_pretrained(self.folder)
+                clip = clip.to(self.device).eval()
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ModelError(f"reward aesthetic: no usable CLIP model in {str(self.folder)!r}: {error}") from error
             head = read_head(self.folder / HEAD_FILE, clip.config.projection_dim)

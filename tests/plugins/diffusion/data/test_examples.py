@@ -153,7 +153,7 @@ def test_images_without_a_row_or_a_caption(tmp_path):
 
 def test_a_corrupt_image(tmp_path):
     paint(tmp_path / "a.png", 0, (64, 64))
-    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-20])
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
     (tmp_path / "a.txt").write_text("x")
     assert "a.png' is no image that can be read" in refusal(tmp_path)
     (tmp_path / "a.png").write_text("no image")
@@ -201,6 +201,8 @@ def test_what_is_not_there_or_empty(tmp_path):
     (tmp_path / "p.csv").write_text("a")
     (tmp_path / "damaged.safetensors").write_text("a")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "latin.txt").write_bytes("ein Bär".encode("latin-1"))
+    assert "latin.txt: not UTF-8" in refusal(tmp_path / "latin.txt")
     assert "has no row" in refusal(tmp_path / "p.txt")
     assert "does not exist (did you mean 'p.txt'?)" in refusal(tmp_path / "q.txt")
     assert "has the suffix '.csv'; data are a folder of images" in refusal(tmp_path / "p.csv")

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stacx_plugin_diffusion.digits import write_digits_checkpoint
-from stacx_plugin_diffusion.models.patches import patchify, unpatchify
-from stacx_plugin_diffusion.models.small_dit import SmallDiT
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stacx_core import ConfigError, ModelError
+from stacx_plugin_diffusion.digits import main, write_digits_checkpoint
+from stacx_plugin_diffusion.models.patches import patchify, unpatchify
+from stacx_plugin_diffusion.models.small_dit import SmallDiT
 
 
 def test_what_is_saved_is_what_is_loaded(network, digits_checkpoints, load, velocities, tmp_path):
@@ -167,8 +169,14 @@ def test_the_same_seed_gives_the_same_model(network, digits_checkpoints, tmp_pat
 def test_patches_list_channel_row_and_column():
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     assert patchify(x, 2)[0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
-    x = torch.randn(2, 3, 4, 6)
-    assert torch.equal(unpatchify(patchify(x, 2), 2, 2, 3), x)
+
+
+@given(*(st.integers(1, 4) for _ in range(5)))
+def test_patches_are_put_together_as_they_were_cut(batch, channels, size, rows, columns):
+    x = torch.randn(batch, channels, rows * size, columns * size)
+    tokens = patchify(x, size)
+    assert tokens.shape == (batch, rows * columns, channels * size**2)
+    assert torch.equal(unpatchify(tokens, size, rows, columns), x)
 
 
 def test_an_untrained_dit_gives_zero_and_its_blocks_are_the_identity():
@@ -177,6 +185,23 @@ def test_an_untrained_dit_gives_zero_and_its_blocks_are_the_identity():
     assert torch.equal(network.blocks[0](tokens, torch.randn(2, 32)), tokens)
     velocity = network(torch.randn(2, 1, 8, 8), torch.tensor([0.0, 1000.0]), torch.randn(2, 1, 32), torch.randn(2, 32))
     assert torch.equal(velocity, torch.zeros(2, 1, 8, 8))
+
+
+def test_the_command_writes_a_checkpoint(tmp_path, monkeypatch, capsys, load, velocities):
+    monkeypatch.setattr("sys.argv", ["digits", str(tmp_path / "start"), "--seed", "4"])
+    main()
+    assert capsys.readouterr().out == f"{tmp_path / 'start'}\n"
+    expected = load(write_digits_checkpoint(tmp_path / "same", seed=4))
+    assert torch.equal(velocities(load(tmp_path / "start")), velocities(expected))
+
+
+def test_nothing_optional_is_imported_before_it_is_needed(child):
+    done = child(
+        "-c",
+        "import sys, stacx_plugin_diffusion.data, stacx_plugin_diffusion.models, stacx_plugin_diffusion.rewards\n"
+        "print([name for name in ('diffusers', 'peft', 'sklearn', 'transformers') if name in sys.modules])",
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,24 +24,39 @@ def tokenizer_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pipeline(tokenizer_folder):
+def text(tokenizer_folder):
+    """A tokenizer, and the config of a text encoder for it."""
+    from transformers import CLIPTextConfig, CLIPTokenizer
+
+    tokenizer = CLIPTokenizer.from_pretrained(tokenizer_folder, model_max_length=77)
+    ends = {"bos_token_id": 52, "eos_token_id": 53, "pad_token_id": 53}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return tokenizer, CLIPTextConfig(vocab_size=len(tokenizer), projection_dim=16, **sizes, **ends)
+
+
+def autoencoder():
+    import diffusers
+
+    return diffusers.AutoencoderKL(
+        block_out_channels=(4, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=2,
+        sample_size=8,
+        scaling_factor=1.5,
+        shift_factor=0.1,
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline(text):
     """A Stable Diffusion 3 of a few thousand weights, without its largest text encoder."""
     import diffusers
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+    from transformers import CLIPTextModelWithProjection
 
     torch.manual_seed(0)
-    tokenizer = CLIPTokenizer.from_pretrained(tokenizer_folder, model_max_length=77)
-    text = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        projection_dim=16,
-        bos_token_id=52,
-        eos_token_id=53,
-        pad_token_id=53,
-    )
+    tokenizer, config = text
     return diffusers.StableDiffusion3Pipeline(
         transformer=diffusers.SD3Transformer2DModel(
             sample_size=4,
@@ -57,22 +72,44 @@ def pipeline(tokenizer_folder):
             pos_embed_max_size=4,
         ),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=diffusers.AutoencoderKL(
-            block_out_channels=(4, 8),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            latent_channels=4,
-            norm_num_groups=2,
-            sample_size=8,
-            scaling_factor=1.5,
-            shift_factor=0.1,
-        ),
-        text_encoder=CLIPTextModelWithProjection(text),
+        vae=autoencoder(),
+        text_encoder=CLIPTextModelWithProjection(config),
         tokenizer=tokenizer,
-        text_encoder_2=CLIPTextModelWithProjection(text),
+        text_encoder_2=CLIPTextModelWithProjection(config),
         tokenizer_2=tokenizer,
         text_encoder_3=None,
         tokenizer_3=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def flux(text):
+    """A Flux of a few thousand weights, with both text encoders."""
+    import diffusers
+    from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5TokenizerFast
+
+    torch.manual_seed(0)
+    tokenizer, config = text
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces = T5TokenizerFast(vocab=special + [(letter, -3.0) for letter in CHARACTERS], extra_ids=0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    return diffusers.FluxPipeline(
+        transformer=diffusers.FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=1,
+            joint_attention_dim=32,
+            pooled_projection_dim=16,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=autoencoder(),
+        text_encoder=CLIPTextModel(config),
+        tokenizer=tokenizer,
+        text_encoder_2=T5EncoderModel(T5Config(vocab_size=len(pieces), **sizes)).eval(),
+        tokenizer_2=pieces,
     )
 
 
@@ -89,6 +126,21 @@ def test_prompts_are_encoded_by_the_pipelines_own_encoders(pipeline, folder, loa
     assert torch.equal(torch.stack([row["prompt_embeds"] for row in found]), embeds)
     assert torch.equal(torch.stack([row["pooled_embeds"] for row in found]), pooled)
     assert load(folder).encode([]) == []
+
+
+def test_flux_encodes_prompts_and_runs_on_them(flux, load, tmp_path):
+    flux.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    embeds, pooled, _ = flux.encode_prompt(["cat", ""], None)
+    rows = model.encode(["cat", ""])
+    cond = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    assert torch.equal(cond["prompt_embeds"], embeds)
+    assert torch.equal(cond["pooled_embeds"], pooled)
+    shape = model.latent_shape(16, 8)
+    assert shape == (4, 8, 4)
+    assert model.predict_velocity(torch.randn(2, *shape), torch.tensor([0.5, 1.0]), cond).shape == (2, *shape)
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved").encode(["cat"])[0]["prompt_embeds"], embeds[0])
 
 
 def test_latents_are_scaled_and_shifted_as_the_autoencoder_says(pipeline, folder, load):
@@ -118,7 +170,9 @@ def test_diffusers_reads_what_is_saved(pipeline, folder, load, tmp_path):
         for parameter in model.parameters():
             parameter.add_(0.01)
     model.save_pretrained(tmp_path / "saved")
-    again = diffusers.StableDiffusion3Pipeline.from_pretrained(tmp_path / "saved")
+    again = diffusers.StableDiffusion3Pipeline.from_pretrained(
+        tmp_path / "saved", **dict.fromkeys(["text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor"])
+    )
     for name, tensor in again.transformer.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[f"network.{name}"])
     assert torch.equal(

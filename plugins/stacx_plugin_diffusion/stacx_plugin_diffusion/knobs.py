@@ -271,4 +271,4 @@ def has_average(args: Args) -> bool:
 
 def is_dmd(args: Args) -> bool:
     """Whether a generator is trained with a critic."""
-    return args.get("distill_loss") == "dmd"
+    return bool(args.get("distill_loss") == "dmd")

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from stacx_plugin_diffusion.models import adapter_off, add_lora, has_lora, merged_state
 
 from stacx_core import ModelError
+from stacx_plugin_diffusion.models import adapter_off, add_lora, has_lora, merged_state
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stacx_plugin_diffusion.objectives import (
     Transition,
     cps_log_prob,

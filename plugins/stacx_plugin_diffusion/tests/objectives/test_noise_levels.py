@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stacx_plugin_diffusion.objectives import SigmaDensity, dynamic_shift, shift_sigma
 from stacx_plugin_diffusion.objectives.noise_levels import mode_quantile
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stacx_plugin_diffusion.objectives import clipped_terms, guard_terms, log_prob, transition
 
 CHANGE = [[0.02, -0.01, 0.03, 0.01]]

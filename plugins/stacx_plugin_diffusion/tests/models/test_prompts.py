@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import save_file
-from stacx_plugin_diffusion.models.prompts import PromptTable
 
 from stacx_core import ModelError
+from stacx_plugin_diffusion.models.prompts import PromptTable
 
 
 @pytest.fixture

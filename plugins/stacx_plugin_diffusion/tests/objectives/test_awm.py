@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stacx_plugin_diffusion.objectives import (
     awm_log_prob,
     check_awm_is_bounded,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stacx_plugin_diffusion.objectives import merge_cfg
 
 CONDITIONAL = torch.tensor([[1, -0.5, 0.6, 1.2]])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stacx_plugin_diffusion.objectives import (
     flow_matching_terms,
     nft_terms,

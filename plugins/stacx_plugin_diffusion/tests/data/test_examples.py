@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from stacx_plugin_diffusion.data import read_examples, read_pairs
 
 from stacx_core import ConfigError, DataError
+from stacx_plugin_diffusion.data import read_examples, read_pairs
 
 
 def encode(media):

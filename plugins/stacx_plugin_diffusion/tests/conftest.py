@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from stacx_plugin_diffusion.digits import write_digits_checkpoint
 from stacx_plugin_diffusion.models import FlowModel, load_flow_model
-from torch import Tensor
 
 TINY = {
     "small": {"layers": 1, "dim": 32},

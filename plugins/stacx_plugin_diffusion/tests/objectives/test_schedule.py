@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stacx_plugin_diffusion.objectives import (
     WindowSchedule,
     check_schedule,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stacx_plugin_diffusion.objectives import (
     dmd_critic_terms,
     dmd_generator_terms,

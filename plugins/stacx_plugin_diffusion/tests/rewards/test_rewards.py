@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from stacx_core import ConfigError, ModelError, RewardError
 from stacx_plugin_diffusion.digits import CLASSES, digits_split
 from stacx_plugin_diffusion.rewards import MediaReward, load_reward
 from stacx_plugin_diffusion.rewards.digit_classifier import digit_probabilities
-
-from stacx_core import ConfigError, ModelError, RewardError
 
 
 def brightness(media, prompts):

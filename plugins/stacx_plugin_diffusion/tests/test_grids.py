@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+
 from stacx_plugin_diffusion.grids import class_diversity, write_grid
 from stacx_plugin_diffusion.pictures import from_picture, to_picture
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+
 from stacx_plugin_diffusion.objectives import (
     flow_matching_terms,
     interpolate,

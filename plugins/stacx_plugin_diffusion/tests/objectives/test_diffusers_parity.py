@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+
 from stacx_plugin_diffusion.objectives import (
     SigmaDensity,
     loss_weight,

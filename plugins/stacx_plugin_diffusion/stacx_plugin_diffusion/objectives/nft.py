@@ -72,8 +72,7 @@ def nft_terms(
     the old one. ``l`` is the squared error ``mean_dims (x0_hat - x0)^2`` of the data that a policy predicts, over its
     mean absolute error (at least 1e-5, per item and without gradient), which makes noise levels comparable.
 
-    Where ``v = v_old`` the gradient is proportional to ``2 r - 1`` and does not depend on beta. At sigma 0 nothing is
-    predicted and the term is 0.
+    Where ``v = v_old`` the gradient is proportional to ``2 r - 1``, whatever beta. At sigma 0 the term is 0.
 
     Args:
         velocity, old_velocity: ``[N, *D]`` of both policies at ``interpolate(x0, noise, sigma)``; only the first has

@@ -189,6 +189,9 @@ def test_the_gradient_of_a_log_prob_is_through_the_mean_alone(step):
     log_prob(sampled, taken._replace(mean=mean)).sum().backward()
     # (x' - mean) / std^2 / D = z / (std D)
     torch.testing.assert_close(mean.grad, step.noise / (0.15 * 4))
+    whole = torch.autograd.grad(log_prob(sampled, taken).sum(), velocity, retain_graph=True)[0]
+    through_mean = torch.autograd.grad(taken.mean, velocity, mean.grad)[0]
+    torch.testing.assert_close(whole, through_mean)
 
 
 def test_a_masked_log_prob_is_that_of_the_other_dimensions(step):
@@ -230,6 +233,28 @@ def test_a_reference_gets_no_gradient(step):
     transition_kl(take(step, "flow_sde", velocity), take(step, "flow_sde", v_ref)).sum().backward()
     assert velocity.grad.abs().min() > 0
     assert v_ref.grad is None
+
+
+@pytest.mark.parametrize("dynamics", ["flow_sde", "dance_sde", "cps"])
+def test_a_replay_of_all_pairs_at_once_has_the_log_probs_of_sampling(dynamics):
+    """Samples in lockstep through the schedule, then every (sample, step) pair as one batch."""
+    generator = torch.Generator().manual_seed(2)
+    sigmas, count = make_schedule(6, 3.0), 3
+    options = {"dynamics": dynamics, "eta": ETAS[dynamics], "sigma_max": float(sigmas[1])}
+    x = torch.randn(count, 1, 4, 4, generator=generator)
+    states, velocities, old = [], [], []
+    for sigma, sigma_next in pairwise(sigmas):
+        velocity = torch.randn(x.shape, generator=generator)
+        taken = transition(x, velocity, sigma.repeat(count), sigma_next.repeat(count), **options)
+        states.append(x)
+        velocities.append(velocity)
+        x = taken.sample(torch.randn(x.shape, generator=generator))
+        old.append(log_prob(x, taken))
+    index = torch.arange(6).repeat_interleave(count)
+    replayed = transition(torch.cat(states), torch.cat(velocities), sigmas[index], sigmas[index + 1], **options)
+    new = log_prob(torch.cat([*states[1:], x]), replayed)
+    assert (new - torch.cat(old)).abs().max() < 1e-6
+    assert replayed.stochastic.tolist() == [True] * 5 * count + [False] * count
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,11 @@ class FlowModel(nn.Module, ABC):
     def patch_size(self) -> int:
         """Side of the square of latent pixels that makes a token."""
 
+    @property
+    def longest_side(self) -> int | None:
+        """Most latent pixels along a side, where the network's positions end."""
+        return None
+
     @abstractmethod
     def _run(self, x: Tensor, sigma: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
         """The network's own output for inputs of its dtype, and sigma in fp32."""
@@ -162,13 +167,16 @@ class FlowModel(nn.Module, ABC):
         """``(C, H, W)`` of the latent of media with so many pixels.
 
         Raises:
-            ConfigError: They are no multiple of what one token covers.
+            ConfigError: They are no multiple of what one token covers, or more than the network has positions for.
         """
         unit = self.codec.downscale * self.patch_size
+        most = self.longest_side and self.longest_side * self.codec.downscale
         for name, size in (("height", height), ("width", width)):
             if size < unit or size % unit:
                 near = max(unit, round(size / unit) * unit)
                 raise ConfigError(f"{name} {size} is no positive multiple of {unit} pixels; the nearest is {near}")
+            if most and size > most:
+                raise ConfigError(f"{name} {size} is more than the {most} pixels that this network has positions for")
         channels = self.latent_channels(self.config)
         return channels, height // self.codec.downscale, width // self.codec.downscale
 

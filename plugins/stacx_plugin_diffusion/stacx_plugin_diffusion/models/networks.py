@@ -53,6 +53,10 @@ class SD3Flow(FlowModel):
     def patch_size(self) -> int:
         return int(self.config["patch_size"])
 
+    @property
+    def longest_side(self) -> int | None:
+        return self.patch_size * int(self.config["pos_embed_max_size"])
+
     def _run(self, x: Tensor, sigma: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
         velocity: Tensor = self.network(
             hidden_states=x,

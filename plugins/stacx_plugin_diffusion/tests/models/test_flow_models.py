@@ -141,6 +141,13 @@ def test_the_shape_of_a_latent(network, digits_checkpoints, load):
         model.latent_shape(0, 8)
 
 
+def test_sd3_has_positions_up_to_a_size(digits_checkpoints, load):
+    model = load(digits_checkpoints["sd3"])
+    assert model.latent_shape(16, 16) == (1, 16, 16)
+    with pytest.raises(ConfigError, match="width 18 is more than the 16 pixels that this network has positions for"):
+        model.latent_shape(16, 18)
+
+
 def test_gradients_reach_the_network_and_recomputing_changes_none(network, digits_checkpoints, load, velocities):
     model = load(digits_checkpoints[network])
     gradients = []

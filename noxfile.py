@@ -32,6 +32,7 @@ RECIPES = {
     "stacx-plugin-dagger": ["mixture_aggrevate_opd", "mixture_dagger_opd", "online_dagger"],
     "stacx-plugin-distill": ["opd", "self_distill"],
     "stacx-plugin-grpo": ["cispo", "dapo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "rloo"],
+    "stacx-plugin-diffusion": ["diffusion_nft", "flow_distill", "flow_dpo", "flow_grpo", "flow_sft", "mix_grpo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
 }

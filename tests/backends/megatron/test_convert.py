@@ -11,6 +11,7 @@ import torch
 
 from processes import spawn
 from stacx_core.cli import main
+from stacx_core.planning.layout import Layout
 from tiny_models import make
 
 pytest.importorskip("megatron.core")
@@ -60,7 +61,7 @@ def write_layers_under_one_key(folder: str, target: str) -> list[str]:
     from transformers import AutoConfig
 
     from stacx_core.backends.megatron.conversion.loading import load
-    from stacx_core.backends.megatron.layout import Layout, initialize
+    from stacx_core.backends.megatron.layout import initialize
     from stacx_core.backends.megatron.model import build
 
     initialize(Layout(), seed=0)

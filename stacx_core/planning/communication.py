@@ -97,8 +97,8 @@ def _tensor_passes(shape: ModelShape, layout: Layout, stage: int) -> float:
     Without sequence parallelism attention and feed-forward block each end in an all-reduce, 2 passes, in the forward
     and in the backward pass (Shoeybi et al. 2019, section 3). With it they begin with a gather and end in a
     reduce-scatter, as many passes, and the backward pass gathers each input once more for the gradient of the weights
-    (Korthikanti et al. 2022, section 4.2.2). A mixture of experts takes each rank's own tokens, and its all-to-all is the
-    expert group's. The embedding and the output layer add a block's half each way.
+    (Korthikanti et al. 2022, section 4.2.2). A mixture of experts gathers nothing over the tensor group: it takes each
+    rank's own tokens. The embedding and the output layer add a block's half each way.
     """
     forwards, sp = _forwards(layout), layout.sequence_parallel
     block = 2 * (forwards + 1) + (1 if sp else 0)

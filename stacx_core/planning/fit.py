@@ -34,7 +34,7 @@ def misfits(shape: ModelShape, layout: Layout) -> Iterator[str]:
             yield f"{tensor} does not divide the {count} {what} of {shape.name}; use {common}"
     rows = layout.vocabulary(shape.vocabulary)
     if rows - shape.vocabulary >= rows // layout.tensor:
-        yield f"{tensor} leaves a process without any of the {shape.vocabulary} tokens of {shape.name}; use a smaller one"
+        yield f"{tensor} leaves a process without any of the {shape.vocabulary} tokens of {shape.name}; use less"
     if shape.layers % layout.pipeline:
         yield (
             f"--pipeline-model-parallel-size {layout.pipeline} does not divide the {shape.layers} layers of "

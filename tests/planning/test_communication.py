@@ -75,8 +75,8 @@ def test_gradients_are_reduced_once_per_step(tiny: ModelShape) -> None:
 
 
 def test_experts_are_reduced_over_their_own_group(routed: ModelShape) -> None:
-    """EP 2 of 4 ranks: 648 dense parameters over four, 576 of experts over two. TP 2 leaves 376 dense ones over two, and
-    the experts as they are."""
+    """EP 2 of 4 ranks: 648 dense parameters over four, 576 of experts over two. TP 2 leaves 376 dense ones over two,
+    and the experts as they are."""
     found = {t.group: t.sent for t in step_traffic(routed, Layout(expert=2, data=4), 2, 0)}
     assert found == {"data": 648 * 8 * 3 / 4, "expert data": 576 * 8 / 2}
     layout = Layout(tensor=2, expert=2, data=2, sequence_parallel=True)

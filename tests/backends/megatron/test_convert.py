@@ -104,7 +104,7 @@ def test_what_cannot_be_converted_is_refused(capsys: Any, tmp_path: Path) -> Non
     assert "exists already; choose another folder, or remove it" in refusal(to=tmp_path / "model")
     assert "is no folder" in refusal(source=tmp_path / "none")
     assert "--tensor-model-parallel-size 3 does not divide the 4 attention heads" in refusal("--tp", "3")
-    assert "--expert-model-parallel-size 2 shares experts, of which the model has none" in refusal("--ep", "2")
+    assert "--expert-model-parallel-size 2: model has no experts; use 1" in refusal("--ep", "2")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     other = {**config, "model_type": "gemma", "architectures": ["GemmaForCausalLM"]}
     (tmp_path / "model" / "config.json").write_text(json.dumps(other))

@@ -15,7 +15,7 @@ layout() {
             layout=(--tensor-model-parallel-size 8 --max-tokens-per-gpu 4096 --gradient-checkpointing)
         fi ;;
     235b)
-        layout=(--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --expert-model-parallel-size 8
+        layout=(--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --expert-model-parallel-size 32
             --max-tokens-per-gpu 8192 --gradient-checkpointing) ;;
     *)
         echo "error: no layout for size '$1'; there are 4b, 32b and 235b" >&2

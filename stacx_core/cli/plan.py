@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -12,11 +11,12 @@ from click.core import ParameterSource
 from stacx_core.cli import plan_tables
 from stacx_core.cli.options import json_option
 from stacx_core.cli.output import print_json
-from stacx_core.planning.layout import Cluster, Layout, Workload
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.plan import Plan, Problem
 from stacx_core.planning.refusal import check
 from stacx_core.planning.search import scaling, search
 from stacx_core.planning.shape import WELL_KNOWN, load_shape
+from stacx_core.planning.work import Cluster, Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -135,4 +135,4 @@ def _planner(problem: Problem, given: dict[str, Any]) -> Callable[[int], list[Pl
     switches = {row[0]: given[row[0]] for row in SWITCHES if given[row[0]] is not None}
     if not sizes:
         return lambda gpus: search(problem, gpus, given["best"], switches)
-    return lambda gpus: [check(problem, replace(Layout(gpus), **sizes, **switches))]
+    return lambda gpus: [check(problem, Layout.over(gpus, **sizes, **switches))]

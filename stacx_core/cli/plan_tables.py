@@ -22,9 +22,9 @@ def print_plans(plans: Sequence[Plan], engines: int) -> None:
     best = plans[0]
     print_problem(best.problem)
     if len(plans) > 1:
-        print_title(f"Fastest layouts of {best.layout.gpus} GPU(s)")
+        print_title(f"Fastest layouts of {best.layout.world_size} GPU(s)")
         print_table(_HEADERS, [_row(plan) for plan in plans])
-    print_title(f"{best.layout.describe()}: {best.layout.gpus} GPU(s)")
+    print_title(f"{best.layout.describe()}: {best.layout.world_size} GPU(s)")
     for warning in best.warnings:
         click.echo(f"warning: {warning}")
     _print_memory(best)
@@ -96,7 +96,7 @@ def _print_time(plan: Plan) -> None:
     }
     print_table(("PART", "SECONDS"), [(name, f"{seconds:.3f}") for name, seconds in parts.items()])
     rate = plan.tokens_per_second
-    click.echo(f"{rate:,.0f} tokens/s, {rate / plan.layout.gpus:,.0f} per GPU, MFU {plan.model_utilisation:.1%}")
+    click.echo(f"{rate:,.0f} tokens/s, {rate / plan.layout.world_size:,.0f} per GPU, MFU {plan.model_utilisation:.1%}")
 
 
 def _print_sync(plan: Plan, engines: int) -> None:
@@ -164,7 +164,7 @@ def _plan_document(plan: Plan, engines: int) -> dict[str, Any]:
     ]
     seconds = {name: getattr(time, name) for name in ("compute", "exchange", "reduction", "bubble", "total")}
     return {
-        "layout": {**asdict(plan.layout), "data": plan.layout.data},
+        "layout": {"gpus": plan.layout.world_size, **asdict(plan.layout)},
         "stage": plan.stage,
         "parameters": plan.parameters.total,
         "memory": {**plan.memory.parts(), "total": plan.memory.total},

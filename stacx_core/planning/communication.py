@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stacx_core.planning.layout import Cluster, Group, Layout
+from stacx_core.planning.layout import Group, Layout
 from stacx_core.planning.memory import FP32
-from stacx_core.planning.parameters import padded_vocabulary, rank_parameters, total_parameters
+from stacx_core.planning.parameters import rank_parameters, stage_sparse, total_parameters
 from stacx_core.planning.shape import ModelShape
+from stacx_core.planning.work import Cluster
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,15 @@ def micro_batch_traffic(shape: ModelShape, layout: Layout, tokens: float, elemen
     if c > 1:
         own = 2 * tokens * shape.kv_heads * shape.head_dim / t * element
         passes = _forwards(layout) + 1
-        sent = passes * len(layout.stage_layers(shape, stage)) * own * (c - 1)
+        sent = passes * layout.stage_layers(shape.layers) * own * (c - 1)
         found.append(Traffic("context", "all-gather + reduce-scatter", groups["context"], sent))
     if e > 1:
-        routed = tokens * layout.replicated * shape.experts_per_token * shape.hidden * element
-        passes = 2 * (_forwards(layout) + 1) * sum(layout.stage_layers(shape, stage))
+        routed = tokens * layout.local_tokens * shape.experts_per_token * shape.hidden * element
+        passes = 2 * (_forwards(layout) + 1) * sum(stage_sparse(shape, layout, stage))
         found.append(Traffic("expert", "all-to-all", groups["expert"], passes * routed * (e - 1) / e))
     if p > 1:
         ends = (stage > 0) + (stage < p - 1)
-        sent = ends * tokens * shape.hidden * layout.replicated * element
+        sent = ends * tokens * shape.hidden * layout.local_tokens * element
         found.append(Traffic("pipeline", "send", groups["pipeline"], sent))
     return found
 
@@ -96,14 +97,14 @@ def _tensor_passes(shape: ModelShape, layout: Layout, stage: int) -> float:
     Without sequence parallelism attention and feed-forward block each end in an all-reduce, 2 passes, in the forward
     and in the backward pass (Shoeybi et al. 2019, section 3). With it they begin with a gather and end in a
     reduce-scatter, as many passes, and the backward pass gathers each input once more for the gradient of the weights
-    (Korthikanti et al. 2022, section 4.2.2). In a mixture of experts K routed copies of each token are gathered and
-    scattered, and kept, so not gathered again. The embedding and the output layer add a block's half each way.
+    (Korthikanti et al. 2022, section 4.2.2). A mixture of experts gathers nothing over the tensor group: it takes each
+    rank's own tokens. The embedding and the output layer add a block's half each way.
     """
     forwards, sp = _forwards(layout), layout.sequence_parallel
     block = 2 * (forwards + 1) + (1 if sp else 0)
     total = 0.0
-    for sparse in layout.stage_layers(shape, stage):
-        total += block + (2 * (forwards + 1) * shape.experts_per_token if sparse else block)
+    for sparse in stage_sparse(shape, layout, stage):
+        total += block if sparse else 2 * block
     if stage == 0:
         total += 2
     if stage == layout.pipeline - 1:
@@ -127,7 +128,7 @@ def step_traffic(shape: ModelShape, layout: Layout, element: int, stage: int) ->
         if size > 1 and count:
             found.append(Traffic(name, kind, groups[name], width * count * (size - 1) / size))
     if shape.tied and layout.pipeline > 1 and stage in (0, layout.pipeline - 1):
-        table = padded_vocabulary(shape, layout.tensor) / layout.tensor * shape.hidden
+        table = layout.vocabulary(shape.vocabulary) / layout.tensor * shape.hidden
         ends = Group(2, (layout.pipeline - 1) * groups["pipeline"].stride)
         found.append(Traffic("tied embedding", "all-reduce", ends, FP32 * table))
     return found

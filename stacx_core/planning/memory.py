@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from stacx_core.planning.layout import Cluster, Layout, MicroBatches, Workload, micro_batches
-from stacx_core.planning.parameters import padded_vocabulary, rank_parameters
+from stacx_core.planning.layout import Layout
+from stacx_core.planning.parameters import rank_parameters, stage_sparse
 from stacx_core.planning.shape import ModelShape
+from stacx_core.planning.work import Cluster, MicroBatches, Workload, micro_batches
 
 FP32 = 4
 
@@ -92,18 +93,18 @@ def layer_activations(shape: ModelShape, layout: Layout, tokens: float, element:
     - SwiGLU keeps gate, up, silu(gate) and the product: `4 f / t`;
     - each RMSNorm keeps one fp32 number per row it normalises.
 
-    A mixture of experts has, with K experts per token and balanced routing, in place of the last block: routed inputs
-    `K h` (every rank of the tensor group holds them whole), `4 K f_e / t`, routed outputs `K h r`, and the router's
+    A mixture of experts has, with K experts per token and balanced routing, in place of the last block: for each of
+    `K r` routed copies the input `h`, `4 f_e` within the expert, which is whole, and the output `h`; and the router's
     fp32 logits and probabilities of E experts, `2 E r`.
     """
-    h, a, k, d, t, r = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, layout.tensor, layout.replicated
+    h, a, k, d, t, r = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, layout.tensor, layout.local_tokens
     elements = 4 * h * r + (2 * a + 2 * k * layout.context) * d / t
     numbers = a / t + 2 * r
     if shape.qk_norm:
         elements += (a + k) * d / t
         numbers += (a + k) / t
     if sparse:
-        elements += shape.experts_per_token * (h + 4 * shape.expert_ffn / t + h * r)
+        elements += shape.experts_per_token * r * (2 * h + 4 * shape.expert_ffn)
         numbers += 2 * shape.experts * r
     else:
         elements += 4 * shape.ffn / t
@@ -118,8 +119,8 @@ def stage_activations(shape: ModelShape, layout: Layout, work: Workload, cut: Mi
     `n h r e`, and the layer that is being recomputed is there in full, once. The last stage also keeps the inputs of
     the final norm and of the output layer.
     """
-    hidden = cut.tokens * shape.hidden * layout.replicated * work.element
-    kinds = layout.stage_layers(shape, stage)
+    hidden = cut.tokens * shape.hidden * layout.local_tokens * work.element
+    kinds = stage_sparse(shape, layout, stage)
     each = {kind: layer_activations(shape, layout, cut.tokens, work.element, kind) for kind in set(kinds)}
     in_flight = min(layout.pipeline - stage, cut.count)
     kept = len(kinds) * hidden if layout.recompute else sum(each[kind] for kind in kinds)
@@ -132,7 +133,7 @@ def logits(shape: ModelShape, layout: Layout, tokens: float, element: int) -> fl
 
     Log-probs are computed from them in chunks of two million logits, so that no fp32 copy is ever whole.
     """
-    return 2 * tokens * padded_vocabulary(shape, layout.tensor) / layout.tensor * element
+    return 2 * tokens * layout.vocabulary(shape.vocabulary) / layout.tensor * element
 
 
 def buffers(shape: ModelShape, layout: Layout, tokens: float, element: int) -> float:
@@ -150,7 +151,7 @@ def buffers(shape: ModelShape, layout: Layout, tokens: float, element: int) -> f
     if layout.context > 1:
         total += 2 * tokens * layout.context * shape.kv_heads * shape.head_dim / layout.tensor
     if layout.pipeline > 1:
-        total += 2 * hidden * layout.replicated
+        total += 2 * hidden * layout.local_tokens
     if layout.expert > 1:
-        total += 2 * hidden * shape.experts_per_token * layout.replicated
+        total += 2 * hidden * shape.experts_per_token * layout.local_tokens
     return total * element

@@ -49,7 +49,7 @@ class RankParameters:
 
 def total_parameters(shape: ModelShape) -> int:
     """Parameters of the Hugging Face model, a tied embedding counted once."""
-    return sum(part.count - part.extra for part in stage_parts(shape, Layout(1), 0))
+    return sum(part.count - part.extra for part in stage_parts(shape, Layout(), 0))
 
 
 def active_parameters(shape: ModelShape) -> int:
@@ -73,11 +73,11 @@ def stage_parts(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Part]
     their gradients).
     """
     last = stage == layout.pipeline - 1
-    rows = padded_vocabulary(shape, layout.tensor)
+    rows = layout.vocabulary(shape.vocabulary)
     padding = (rows - shape.vocabulary) * shape.hidden
     if stage == 0:
         yield Part("embedding", rows * shape.hidden, layout.tensor, padding)
-    for sparse, layers in Counter(layout.stage_layers(shape, stage)).items():
+    for sparse, layers in Counter(stage_sparse(shape, layout, stage)).items():
         yield from (replace(part, count=layers * part.count) for part in _layer(shape, layout, sparse))
     if last:
         yield Part("final norm", shape.hidden)
@@ -87,14 +87,15 @@ def stage_parts(shape: ModelShape, layout: Layout, stage: int) -> Iterator[Part]
         yield Part("copy of the embedding", rows * shape.hidden, layout.tensor, rows * shape.hidden)
 
 
-def padded_vocabulary(shape: ModelShape, tensor: int) -> int:
-    """Rows of the embedding, made divisible by the tensor-parallel size."""
-    return -(-shape.vocabulary // tensor) * tensor
+def stage_sparse(shape: ModelShape, layout: Layout, stage: int) -> tuple[bool, ...]:
+    """For each layer of a pipeline stage whether it is sparse."""
+    size = layout.stage_layers(shape.layers)
+    return shape.sparse[stage * size : (stage + 1) * size]
 
 
 def _layer(shape: ModelShape, layout: Layout, sparse: bool) -> Iterator[Part]:
     """A layer: column-parallel QKV and gate-up, row-parallel output and down projections, whose biases, like the norms
-    and the router, every tensor-parallel rank holds (Shoeybi et al. 2019, section 3)."""
+    and the router, every tensor-parallel rank holds (Shoeybi et al. 2019, section 3). Experts are whole."""
     h, d, t = shape.hidden, shape.head_dim, layout.tensor
     qkv = (shape.heads + 2 * shape.kv_heads) * d
     yield Part("norms", 2 * h + (2 * d if shape.qk_norm else 0))
@@ -104,7 +105,7 @@ def _layer(shape: ModelShape, layout: Layout, sparse: bool) -> Iterator[Part]:
         yield Part("attention output bias", h)
     if sparse:
         yield Part("router", shape.experts * h)
-        yield Part("experts", shape.experts * _expert(shape), t * layout.expert, expert=True)
+        yield Part("experts", shape.experts * _expert(shape), layout.expert, expert=True)
         return
     yield Part("feed-forward", 3 * h * shape.ffn + (2 * shape.ffn if shape.mlp_bias else 0), t)
     if shape.mlp_bias:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stacx_core.planning.layout import (
-    Cluster,
-    Layout,
-    MicroBatches,
-    Workload,
-    micro_batches,
-    refusals,
-    warnings,
-)
+from stacx_core.planning.fit import refusals, warnings
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.memory import Memory, memory
 from stacx_core.planning.parameters import RankParameters, rank_parameters
 from stacx_core.planning.shape import ModelShape
 from stacx_core.planning.step_time import StepTime, model_flops, step_time
+from stacx_core.planning.work import Cluster, MicroBatches, Workload, micro_batches
 
 PART_NAMES = {
     "weights": "weights",
@@ -68,7 +62,7 @@ class Plan:
     @property
     def model_utilisation(self) -> float:
         """Model FLOPs utilisation: the model's operations over what all GPUs could do at their peak in that time."""
-        peak = self.layout.gpus * self.problem.cluster.peak_tflops * 1e12
+        peak = self.layout.world_size * self.problem.cluster.peak_tflops * 1e12
         return model_flops(self.problem.shape, self.problem.work) / self.time.total / peak
 
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from itertools import islice
 
 from stacx_core.errors import ConfigError
-from stacx_core.planning.layout import Layout, Workload, refusals
+from stacx_core.planning.fit import refusals
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.memory import Memory
 from stacx_core.planning.plan import PART_NAMES, Plan, Problem, fits, fullest, predict
 from stacx_core.planning.search import search
+from stacx_core.planning.work import Workload
 
 
 def check(problem: Problem, layout: Layout) -> Plan:
@@ -51,11 +53,12 @@ def remedies(problem: Problem, layout: Layout, most: int = 5) -> list[str]:
         found = list(islice(_sentences(problem, changes), most))
         if found:
             return found
+    gpus = layout.world_size
     try:
-        (best,) = search(problem, layout.gpus, 1, {})
+        (best,) = search(problem, gpus, 1, {})
     except ConfigError as error:
         return [error.message, *error.hints]
-    return [f"on {layout.gpus} GPU(s) {best.layout.describe()} would fit with {best.memory.total / 1e9:.1f} GB"]
+    return [f"on {gpus} GPU(s) {best.layout.describe()} would fit with {best.memory.total / 1e9:.1f} GB"]
 
 
 def _sentences(problem: Problem, changes: Iterable[tuple[str, Layout, Workload]]) -> Iterator[str]:
@@ -84,8 +87,10 @@ def _changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout, Wo
 
 def _larger(layout: Layout, factor: int) -> Iterator[tuple[str, Layout]]:
     t, p, c, e = (factor * size for size in (layout.tensor, layout.pipeline, layout.context, layout.expert))
-    with_sp = " --sequence-parallel" if not layout.sequence_parallel else ""
-    yield f"--tensor-model-parallel-size {t}{with_sp}", replace(layout, tensor=t, sequence_parallel=True)
-    yield f"--pipeline-model-parallel-size {p}", replace(layout, pipeline=p)
-    yield f"--context-parallel-size {c}", replace(layout, context=c)
+    if layout.data % factor == 0:
+        fewer = replace(layout, data=layout.data // factor)
+        with_sp = " --sequence-parallel" if not layout.sequence_parallel else ""
+        yield f"--tensor-model-parallel-size {t}{with_sp}", replace(fewer, tensor=t, sequence_parallel=True)
+        yield f"--pipeline-model-parallel-size {p}", replace(fewer, pipeline=p)
+        yield f"--context-parallel-size {c}", replace(fewer, context=c)
     yield f"--expert-model-parallel-size {e}", replace(layout, expert=e)

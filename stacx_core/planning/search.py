@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from stacx_core.errors import ConfigError
-from stacx_core.planning.layout import Layout, divisors, refusals
+from stacx_core.planning.fit import divisors, refusals
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.plan import Plan, Problem, fits, fullest, predict
 
 GPU_COUNTS = tuple(2**power for power in range(11))
@@ -30,8 +31,8 @@ def candidates(problem: Problem, gpus: int, switches: Switches) -> Iterator[Layo
 
 def _layouts(problem: Problem, gpus: int, switches: Switches) -> Iterator[Layout]:
     """The same, with those that are impossible."""
-    for tensor, pipeline, context, expert in _sizes(problem, gpus):
-        usual = Layout(gpus, tensor, pipeline, context, expert, tensor > 1, gpus > 1)
+    for sizes in _sizes(problem, gpus):
+        usual = replace(sizes, sequence_parallel=sizes.tensor > 1, distributed_optimizer=gpus > 1)
         layouts = (replace(usual, **{"recompute": recompute, **switches}) for recompute in (False, True))
         yield from dict.fromkeys(layouts)
 
@@ -40,15 +41,15 @@ def _refusals(problem: Problem, layout: Layout) -> Iterator[str]:
     return refusals(problem.shape, layout, problem.work, problem.cluster)
 
 
-def _sizes(problem: Problem, gpus: int) -> Iterator[tuple[int, int, int, int]]:
+def _sizes(problem: Problem, gpus: int) -> Iterator[Layout]:
     shape = problem.shape
-    experts = [e for e in divisors(shape.experts) if gpus % e == 0] if shape.experts else [1]
     for tensor in divisors(math.gcd(gpus, shape.kv_heads)):
         if tensor > problem.cluster.gpus_per_node:
             continue
         for pipeline in divisors(math.gcd(gpus // tensor, shape.layers)):
+            experts = divisors(math.gcd(gpus // pipeline, shape.experts)) if shape.experts else [1]
             for context, expert in product(divisors(gpus // (tensor * pipeline)), experts):
-                yield tensor, pipeline, context, expert
+                yield Layout.over(gpus, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
 
 
 def search(problem: Problem, gpus: int, most: int, switches: Switches) -> list[Plan]:

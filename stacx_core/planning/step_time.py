@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stacx_core.planning.communication import Traffic, micro_batch_traffic, step_traffic
-from stacx_core.planning.layout import Cluster, Layout, Workload, micro_batches
-from stacx_core.planning.parameters import padded_vocabulary
+from stacx_core.planning.layout import Layout
+from stacx_core.planning.parameters import stage_sparse
 from stacx_core.planning.shape import ModelShape
+from stacx_core.planning.work import Cluster, Workload, micro_batches
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def stage_flops(shape: ModelShape, layout: Layout, tokens: float, sequence: int,
     al. 2021, section 5.1), but not of the output layer.
     """
     forwards = 4 if layout.recompute else 3
-    layers = sum(layer_flops(shape, sequence, sparse) for sparse in layout.stage_layers(shape, stage))
+    layers = sum(layer_flops(shape, sequence, sparse) for sparse in stage_sparse(shape, layout, stage))
     total = forwards * layers
     if stage == layout.pipeline - 1:
-        total += 3 * 2 * shape.hidden * padded_vocabulary(shape, layout.tensor)
+        total += 3 * 2 * shape.hidden * layout.vocabulary(shape.vocabulary)
     return total * tokens / layout.tensor
 
 

@@ -23,6 +23,7 @@ from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
+from stacx_core.planning.layout import Layout
 from stacx_core.testing.ranks import RankError, Ranks
 from stacx_core.testing.results import CheckResult
 from stacx_core.testing.rows import VOCABULARY
@@ -110,7 +111,7 @@ def initialize_once(args: Args, ranks: int) -> None:
     install()
     from megatron.core import parallel_state
 
-    from stacx_core.backends.megatron.layout import Layout, initialize
+    from stacx_core.backends.megatron.layout import initialize
 
     if not parallel_state.model_parallel_is_initialized():
         initialize(Layout.of(args, ranks), args.seed)

@@ -17,7 +17,6 @@ from torch import Tensor
 from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.folders import write_model
 from stacx_core.backends.megatron.conversion.loading import load
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage, build, recompute_activations
 from stacx_core.backends.megatron.optimizer import MegatronOptimizer, replicated
 from stacx_core.backends.megatron.packing import Packed
@@ -31,6 +30,7 @@ from stacx_core.data.shares import equal_shares
 from stacx_core.knobs import Args
 from stacx_core.objectives.log_probs import response_rows
 from stacx_core.objectives.sharded import ShardedOutput
+from stacx_core.planning.layout import Layout
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.language_worker import LanguageWorker
@@ -202,7 +202,7 @@ def megatron_worker(
     config = load_config(checkpoint)
     stage = build(config, layout, dtype, role.head).to(pick_device(args.device))
     load(stage, config, layout, checkpoint)
-    if args.gradient_checkpointing and role.trainable:
+    if layout.recompute and role.trainable:
         recompute_activations(stage)
     return MegatronWorker(role, stage, layout, specialization, args, plugin_host().hook, checkpoint)
 

@@ -54,7 +54,7 @@ def test_scaling_goes_from_one_to_1024_gpus(capsys: Any) -> None:
     assert code == 0
     assert rows[0][:3] == ["1", "none", "fits"]
     assert [row[0] for row in rows[:11]] == ["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1,024"]
-    assert "1: TP 8 x PP 1 x CP 1 = 8 does not divide the 1 GPUs" in out
+    assert "1: 1 process(es) do not divide into replicas of 8" in out
 
 
 def test_a_wide_tensor_group_is_warned_of(capsys: Any) -> None:

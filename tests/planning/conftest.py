@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stacx_core.planning.layout import Cluster, Workload
 from stacx_core.planning.plan import Problem
 from stacx_core.planning.shape import ModelShape
+from stacx_core.planning.work import Cluster, Workload
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from stacx_core.planning.layout import Cluster, Layout, MicroBatches, Workload
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.memory import buffers, layer_activations, logits, model_state, stage_activations
 from stacx_core.planning.plan import Problem, fullest
 from stacx_core.planning.shape import ModelShape, load_shape
+from stacx_core.planning.work import Cluster, MicroBatches, Workload
 
 BF16, FP32 = 2, 4
 CLUSTER = Cluster()
@@ -67,26 +68,29 @@ def test_torch_keeps_for_the_backward_pass_what_the_formula_says(qk_norm: bool) 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = layer(torch.randn(32, 64, requires_grad=True), shape, weights)
     assert out.grad_fn is not None
-    assert sum(kept.values()) == layer_activations(shape, Layout(1), 32, FP32)
+    assert sum(kept.values()) == layer_activations(shape, Layout(), 32, FP32)
 
 
 def test_a_layer_on_paper(tiny: ModelShape) -> None:
     """Elements per token: 4 x 8 for norms and inputs, (2 x 4 + 2 x 2) x 2 = 24 for attention, 4 x 16 = 64 for the
     feed-forward block: 120, and 4 + 2 fp32 numbers; TP 2 halves attention and feed-forward, SP the rest."""
-    assert layer_activations(tiny, Layout(1), 10, BF16) == 10 * (2 * 120 + 4 * 6)
-    assert layer_activations(tiny, Layout(2, tensor=2), 10, BF16) == 10 * (2 * (32 + 44) + 4 * 4)
-    assert layer_activations(tiny, Layout(2, tensor=2, sequence_parallel=True), 10, BF16) == 10 * (2 * 60 + 4 * 3)
+    assert layer_activations(tiny, Layout(), 10, BF16) == 10 * (2 * 120 + 4 * 6)
+    assert layer_activations(tiny, Layout(tensor=2), 10, BF16) == 10 * (2 * (32 + 44) + 4 * 4)
+    assert layer_activations(tiny, Layout(tensor=2, sequence_parallel=True), 10, BF16) == 10 * (2 * 60 + 4 * 3)
 
 
 def test_context_parallelism_keeps_gathered_keys_and_values(tiny: ModelShape) -> None:
     """At CP 4 there are three more times 2 x 2 x 2 elements of K and V per token of the rank."""
-    more = layer_activations(tiny, Layout(4, context=4), 1, BF16) - layer_activations(tiny, Layout(1), 1, BF16)
+    more = layer_activations(tiny, Layout(context=4), 1, BF16) - layer_activations(tiny, Layout(), 1, BF16)
     assert more == 3 * 8 * 2
 
 
 def test_a_mixture_of_experts_on_paper(routed: ModelShape) -> None:
-    """2 routed copies of 8 in and out and 4 x 6 inside: 2 x 40 elements in place of 64, and 2 x 4 fp32 numbers."""
-    assert layer_activations(routed, Layout(1), 1, BF16, sparse=True) == 2 * (56 + 80) + 4 * (6 + 8)
+    """2 routed copies of 8 in and out and 4 x 6 inside: 2 x 40 elements in place of 64, and 2 x 4 fp32 numbers. At TP 2
+    a rank has half of everything: 28 elements of attention and norms, and one whole copy of 40 for each token."""
+    assert layer_activations(routed, Layout(), 1, BF16, sparse=True) == 2 * (56 + 80) + 4 * (6 + 8)
+    halved = Layout(tensor=2, expert=2, sequence_parallel=True)
+    assert layer_activations(routed, halved, 1, BF16, sparse=True) == 2 * (28 + 40) + 4 * (3 + 4)
 
 
 def test_the_paper_of_korthikanti_is_met_where_the_models_agree() -> None:
@@ -96,7 +100,7 @@ def test_the_paper_of_korthikanti_is_met_where_the_models_agree() -> None:
     h, heads = 4096, 32
     shape = ModelShape("gpt", h, heads, heads, h // heads, 4 * h, 10, (False,))
     statistics = 4 * (heads + 2)
-    assert layer_activations(shape, Layout(1), 1, BF16) - statistics == (34 - 2 - 16 + 32) * h
+    assert layer_activations(shape, Layout(), 1, BF16) - statistics == (34 - 2 - 16 + 32) * h
 
 
 @pytest.mark.parametrize(
@@ -105,20 +109,23 @@ def test_the_paper_of_korthikanti_is_met_where_the_models_agree() -> None:
 )
 def test_bytes_per_parameter(tiny: ModelShape, element: int, distributed: bool, expected: tuple[int, ...]) -> None:
     """1,352 parameters on each of four data-parallel ranks."""
-    state = model_state(tiny, Layout(4, distributed_optimizer=distributed), Workload(element=element), 0)
+    state = model_state(tiny, Layout(data=4, distributed_optimizer=distributed), Workload(element=element), 0)
     assert state == tuple(1352 * each for each in expected)
 
 
 def test_experts_are_split_over_their_own_data_parallel_group(routed: ModelShape) -> None:
-    """EP 2 on 4 ranks: 648 parameters in four shares, and half of 1,152 expert ones in two."""
-    layout = Layout(4, expert=2, distributed_optimizer=True)
+    """EP 2 on 4 ranks: 648 parameters in four shares, and half of 1,152 expert ones in two; at TP 2 376 in two, and the
+    experts as before."""
+    layout = Layout(expert=2, data=4, distributed_optimizer=True)
     assert model_state(routed, layout, Workload(), 0) == (2 * 1224, 4 * 1224, 12 * (648 / 4 + 576 / 2))
+    layout = Layout(tensor=2, expert=2, data=2, sequence_parallel=True, distributed_optimizer=True)
+    assert model_state(routed, layout, Workload(), 0) == (2 * 952, 4 * 952, 12 * (376 / 2 + 576 / 2))
 
 
 def test_a_stage_holds_the_micro_batches_in_flight(tiny: ModelShape) -> None:
     """PP 2: the first stage holds two micro-batches of its layer, or only as many as there are; the last holds one, and
     the inputs of final norm and output layer. Recomputing keeps 10 x 8 elements per layer, and one layer in full."""
-    layout, work, one = Layout(2, pipeline=2), Workload(), 10 * 264
+    layout, work, one = Layout(pipeline=2), Workload(), 10 * 264
     assert stage_activations(tiny, layout, work, MicroBatches(4, 10), 0) == 2 * one
     assert stage_activations(tiny, layout, work, MicroBatches(1, 10), 0) == one
     assert stage_activations(tiny, layout, work, MicroBatches(4, 10), 1) == one + 2 * 160
@@ -127,18 +134,18 @@ def test_a_stage_holds_the_micro_batches_in_flight(tiny: ModelShape) -> None:
 
 def test_logits_on_paper(tiny: ModelShape) -> None:
     """Five tokens of ten logits and their gradients, two bytes each; half of it at TP 2."""
-    assert logits(tiny, Layout(1), 5, BF16) == 200
-    assert logits(tiny, Layout(2, tensor=2), 5, BF16) == 100
+    assert logits(tiny, Layout(), 5, BF16) == 200
+    assert logits(tiny, Layout(tensor=2), 5, BF16) == 100
 
 
 def test_buffers_on_paper(routed: ModelShape) -> None:
     """Five tokens of width 8: gathered input 40; K and V of both ranks 2 x 5 x 2 x 4; stage in and out 2 x 40;
     two routed copies there and back 2 x 2 x 40 elements."""
-    assert buffers(routed, Layout(1), 5, BF16) == 0
-    assert buffers(routed, Layout(2, context=2), 5, BF16) == 2 * 80
-    assert buffers(routed, Layout(2, pipeline=2), 5, BF16) == 2 * 80
-    assert buffers(routed, Layout(2, expert=2), 5, BF16) == 2 * 160
-    assert buffers(routed, Layout(2, tensor=2, sequence_parallel=True), 5, BF16) == 2 * 40
+    assert buffers(routed, Layout(), 5, BF16) == 0
+    assert buffers(routed, Layout(context=2), 5, BF16) == 2 * 80
+    assert buffers(routed, Layout(pipeline=2), 5, BF16) == 2 * 80
+    assert buffers(routed, Layout(expert=2, data=2), 5, BF16) == 2 * 160
+    assert buffers(routed, Layout(tensor=2, sequence_parallel=True), 5, BF16) == 2 * 40
 
 
 @given(
@@ -152,7 +159,18 @@ def test_memory_falls_when_the_tensor_group_grows(
     tensor: int, pipeline: int, context: int, recompute: bool, distributed: bool
 ) -> None:
     problem = Problem(load_shape("qwen3-4b"), Workload(), CLUSTER)
-    layouts = [Layout(64, t, pipeline, context, 1, t > 1, distributed, recompute) for t in (tensor, 2 * tensor)]
+    layouts = [
+        Layout.over(
+            64,
+            tensor=t,
+            pipeline=pipeline,
+            context=context,
+            sequence_parallel=t > 1,
+            distributed_optimizer=distributed,
+            recompute=recompute,
+        )
+        for t in (tensor, 2 * tensor)
+    ]
     less, more = (fullest(problem, layout)[1].total for layout in reversed(layouts))
     assert less < more
 
@@ -160,7 +178,7 @@ def test_memory_falls_when_the_tensor_group_grows(
 @given(tensor=st.sampled_from([1, 2, 4, 8]), recompute=st.booleans(), data=st.sampled_from([2, 4, 8]))
 def test_memory_falls_with_each_switch(tensor: int, recompute: bool, data: int) -> None:
     problem = Problem(load_shape("qwen3-32b"), Workload(), CLUSTER)
-    base = Layout(tensor * data, tensor, recompute=recompute)
+    base = Layout(tensor, data=data, recompute=recompute)
     total = fullest(problem, base)[1].total
     assert fullest(problem, replace(base, distributed_optimizer=True))[1].total < total
     if not recompute:

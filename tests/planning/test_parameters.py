@@ -89,14 +89,21 @@ def test_experts_on_paper(routed: ModelShape) -> None:
 
 def test_a_rank_on_paper(tiny: ModelShape) -> None:
     """TP 2 halves all but the norms; PP 2 gives each stage a layer, and a vocabulary of 10 needs no padding."""
-    assert rank_parameters(tiny, Layout(4, tensor=2, pipeline=2), 0).total == 16 + 576 // 2 + 40
-    assert rank_parameters(tiny, Layout(4, tensor=2, pipeline=2), 1).total == 16 + 576 // 2 + 40 + 8
-    assert rank_parameters(replace(tiny, tied=True), Layout(2, pipeline=2), 1).total == 592 + 80 + 8
+    assert rank_parameters(tiny, Layout(tensor=2, pipeline=2), 0).total == 16 + 576 // 2 + 40
+    assert rank_parameters(tiny, Layout(tensor=2, pipeline=2), 1).total == 16 + 576 // 2 + 40 + 8
+    assert rank_parameters(replace(tiny, tied=True), Layout(pipeline=2), 1).total == 592 + 80 + 8
+
+
+def test_experts_are_whole_on_a_rank_on_paper(routed: ModelShape) -> None:
+    """EP 2: two of four experts of 144 in each of two layers. TP 2 halves projections of 192 and tables of 160, but not
+    norms of 16, routers of 32 and the final norm of 8."""
+    held = rank_parameters(routed, Layout(tensor=2, expert=2, sequence_parallel=True), 0)
+    assert (held.expert, held.dense) == (2 * 2 * 144, 2 * (16 + 32 + 192 // 2) + 160 // 2 + 8)
 
 
 def test_the_vocabulary_is_padded_to_the_tensor_group(tiny: ModelShape) -> None:
     """11 tokens are 12 rows of 8 at TP 2, half of them on each rank."""
-    embedding = next(iter(stage_parts(replace(tiny, vocabulary=11), Layout(2, tensor=2), 0)))
+    embedding = next(iter(stage_parts(replace(tiny, vocabulary=11), Layout(tensor=2), 0)))
     assert (embedding.count, embedding.extra, embedding.per_rank) == (96, 8, 48)
 
 
@@ -114,7 +121,7 @@ def test_the_ranks_hold_the_model(
     """Cut parts added up over the ranks, and copied ones counted once, are the model, its padding and the copy of a
     tied embedding."""
     shape = ModelShape("any", 16, 8, 4, 4, 32, vocabulary, sparse, *flags, 4, 2, 8)
-    layout = Layout(tensor * pipeline * expert, tensor, pipeline, expert=expert)
+    layout = Layout(tensor, pipeline, expert=expert, data=expert)
     parts = [part for stage in range(pipeline) for part in stage_parts(shape, layout, stage)]
     assert all(part.count % part.shards == 0 for part in parts)
     assert sum(part.per_rank * part.shards - part.extra for part in parts) == total_parameters(shape)

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacx_core.errors import ConfigError
-from stacx_core.planning.layout import Cluster, Layout, Workload
+from stacx_core.planning.layout import Layout
 from stacx_core.planning.plan import Problem, fits, predict
 from stacx_core.planning.refusal import check
 from stacx_core.planning.search import GPU_COUNTS, candidates, scaling, search
 from stacx_core.planning.shape import ModelShape, load_shape
 from stacx_core.planning.step_time import layer_flops, model_flops, stage_flops, step_time
+from stacx_core.planning.work import Cluster, Workload
 
 LAYER = 2 * 576 + 2 * 4 * 2 * 8
 """Operations per token: two for each of 576 weights, and 2 x 4 heads x 2 wide x 8 tokens of a sample."""
@@ -24,8 +25,8 @@ def test_operations_on_paper(tiny: ModelShape, problem: Problem) -> None:
     assert layer_flops(tiny, 8, sparse=False) == LAYER == 1280
     step = 3 * (2 * LAYER + 2 * 80) * 4 * 8
     assert model_flops(tiny, problem.work) == step
-    assert stage_flops(tiny, Layout(1), 32, 8, 0) == step
-    assert stage_flops(tiny, Layout(1, recompute=True), 32, 8, 0) == step + 2 * LAYER * 32
+    assert stage_flops(tiny, Layout(), 32, 8, 0) == step
+    assert stage_flops(tiny, Layout(recompute=True), 32, 8, 0) == step + 2 * LAYER * 32
 
 
 def test_a_token_meets_its_own_experts(routed: ModelShape) -> None:
@@ -41,7 +42,7 @@ def test_six_operations_per_parameter_and_token() -> None:
 
 def test_compute_at_half_a_teraflop(problem: Problem) -> None:
     """One GPU has two micro-batches of 16 tokens."""
-    time = step_time(problem.shape, Layout(1), problem.work, problem.cluster)
+    time = step_time(problem.shape, Layout(), problem.work, problem.cluster)
     assert time.compute == pytest.approx(3 * (2 * LAYER + 160) * 32 / 0.5e12)
     assert (time.exchange, time.reduction, time.bubble) == (0, 0, 0)
 
@@ -51,13 +52,13 @@ def test_the_bubble_of_equal_stages() -> None:
     shape = ModelShape("deep", 1024, 8, 8, 128, 4096, 1, (False,) * 4)
     work = Workload(max_tokens_per_gpu=64, sequence_length=64, global_batch_size=8)
     fast = Cluster(intra_node_gbs=1e9, inter_node_gbs=1e9)
-    time = step_time(shape, Layout(4, pipeline=4), work, fast)
+    time = step_time(shape, Layout(pipeline=4), work, fast)
     assert time.bubble / time.compute == pytest.approx(3 / 8, rel=1e-3)
 
 
 def test_the_slowest_stage_sets_the_pace(problem: Problem) -> None:
     """The last of two has the output layer; the other is waited for once."""
-    layout = Layout(2, pipeline=2)
+    layout = Layout(pipeline=2)
     one, two = (stage_flops(problem.shape, layout, 16, 8, stage) / 0.5e12 for stage in (0, 1))
     time = step_time(problem.shape, layout, problem.work, problem.cluster)
     assert time.compute == pytest.approx(2 * two)
@@ -66,14 +67,14 @@ def test_the_slowest_stage_sets_the_pace(problem: Problem) -> None:
 
 def test_overlap_hides_its_share_of_the_reduction(problem: Problem) -> None:
     half = replace(problem.work, overlap=0.5)
-    full, hidden = (step_time(problem.shape, Layout(4), w, problem.cluster) for w in (problem.work, half))
+    full, hidden = (step_time(problem.shape, Layout(data=4), w, problem.cluster) for w in (problem.work, half))
     assert full.reduction == pytest.approx(1352 * 8 * 3 / 4 / 4e9)
     assert hidden.reduction == full.reduction / 2
     assert hidden.traffic == full.traffic
 
 
 def test_utilisation_and_tokens_per_second_agree(problem: Problem) -> None:
-    plan = predict(problem, Layout(1))
+    plan = predict(problem, Layout())
     assert plan.tokens_per_second == pytest.approx(32 / plan.time.total)
     assert plan.model_utilisation == pytest.approx(0.5)
 
@@ -105,7 +106,7 @@ def test_where_no_layout_is_possible_a_reason_is_given(problem: Problem) -> None
 
 
 def test_scaling_is_measured_against_the_fewest_gpus_that_fit(problem: Problem) -> None:
-    rows = scaling(lambda gpus: check(problem, Layout(gpus)))
+    rows = scaling(lambda gpus: check(problem, Layout(data=gpus)))
     assert [row.gpus for row in rows] == list(GPU_COUNTS)
     assert rows[0].efficiency == 1
     assert rows[3].plan is None
@@ -120,5 +121,6 @@ def test_scaling_is_measured_against_the_fewest_gpus_that_fit(problem: Problem) 
 def test_more_gpus_are_faster_and_less_efficient(data: int, inter: float, overlap: float) -> None:
     """The same step on twice as many data-parallel ranks takes less time, but not half."""
     problem = Problem(load_shape("qwen3-4b"), Workload(overlap=overlap), Cluster(inter_node_gbs=inter))
-    few, many = (predict(problem, Layout(8 * d, 8, 1, 1, 1, True, True)).time.total for d in (data, 2 * data))
+    layout = Layout(8, sequence_parallel=True, distributed_optimizer=True)
+    few, many = (predict(problem, replace(layout, data=d)).time.total for d in (data, 2 * data))
     assert few / 2 * 0.999 < many < few

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.rotary import check_rotary, rotary_scale
 from stacx_core.errors import ModelError
+from stacx_core.planning.layout import Layout
 
 SUPPORTED = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 """Names that Transformers' classes begin with, by ``model_type``."""

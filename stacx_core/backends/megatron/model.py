@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from stacx_core.backends.megatron.attention import PackedAttention
 from stacx_core.backends.megatron.config import check_model, is_sparse, transformer_config
 from stacx_core.backends.megatron.conversion.weights import weights
-from stacx_core.backends.megatron.layout import Layout, check
+from stacx_core.backends.megatron.layout import check
 from stacx_core.backends.megatron.packing import Packed
 from stacx_core.backends.megatron.rotary import PackedRotary
+from stacx_core.planning.layout import Layout
 
 
 class RMSNorm(nn.RMSNorm):

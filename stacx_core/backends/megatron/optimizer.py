@@ -12,11 +12,11 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from stacx_core.backends.megatron.checkpoints import files
 from stacx_core.backends.megatron.checkpoints.optimizer_state import OptimizerState
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage
 from stacx_core.backends.optimizer import learning_rate
 from stacx_core.backends.writing import Writing
 from stacx_core.knobs import Args
+from stacx_core.planning.layout import Layout
 
 
 def replicated(stage: Stage, layout: Layout) -> DistributedDataParallel:

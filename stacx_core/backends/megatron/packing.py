@@ -15,8 +15,8 @@ from torch import Tensor
 
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.megatron.attention import ZigzagAttention
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.data.zigzag import zigzag_chunks, zigzag_rows
+from stacx_core.planning.layout import Layout
 
 
 @dataclass(frozen=True)

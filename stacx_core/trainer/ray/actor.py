@@ -19,6 +19,7 @@ from stacx_core.config import DataSync
 from stacx_core.data.batch import Batch
 from stacx_core.data.sample import Sample
 from stacx_core.hookspecs import SyncChannel
+from stacx_core.planning.layout import Layout
 from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.ray.buckets import Bucket, buckets
 from stacx_core.trainer.ray.pairs import Pair, PairChannel
@@ -128,7 +129,7 @@ class RoleActor:
             ConfigError, ModelError, RecipeError: See :func:`stacx_core.trainer.roles.local_learner`.
         """
         if self._args.backend == "megatron":
-            from stacx_core.backends.megatron.layout import Layout, initialize  # Megatron-core is an extra.
+            from stacx_core.backends.megatron.layout import initialize  # Megatron-core is an extra.
 
             initialize(Layout.of(self._args, dist.get_world_size()), self._args.seed)
         part = Part(roles, self._across)

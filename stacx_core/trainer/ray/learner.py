@@ -14,6 +14,7 @@ from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
+from stacx_core.planning.layout import Layout
 from stacx_core.trainer.learner import policy_role
 from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.pools import Pool, pools_of
@@ -121,7 +122,7 @@ def _check_layout(config: TrainingConfig, args: Args, pools: Sequence[Pool]) -> 
     """Refuse a layout that does not fit one of the models, before any process is started."""
     if args.backend != "megatron":
         return
-    from stacx_core.backends.megatron.layout import Layout, check  # Megatron-core is an extra.
+    from stacx_core.backends.megatron.layout import check  # Megatron-core is an extra.
 
     named = {args.get(role.load_arg or "hf_checkpoint", None) for role in active_roles(config, args)}
     for checkpoint in sorted({args.hf_checkpoint, args.ref_load, *named} - {None}):

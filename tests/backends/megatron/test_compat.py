@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from processes import spawn
+from stacx_core.planning.layout import Layout
 from tiny_models import make, micro_batches
 
 pytest.importorskip("megatron.core")
@@ -23,7 +24,7 @@ def train(folder: str, saved: str) -> dict[str, Any]:
 
     from stacx_core.backends.megatron import compat
     from stacx_core.backends.megatron.conversion.loading import load
-    from stacx_core.backends.megatron.layout import Layout, initialize
+    from stacx_core.backends.megatron.layout import initialize
     from stacx_core.backends.megatron.model import build, recompute_activations
     from stacx_core.backends.megatron.packing import pack
 

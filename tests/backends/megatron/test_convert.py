@@ -11,6 +11,7 @@ import torch
 
 from processes import spawn
 from stacx_core.cli import main
+from stacx_core.planning.layout import Layout
 from tiny_models import make
 
 pytest.importorskip("megatron.core")
@@ -60,7 +61,7 @@ def write_layers_under_one_key(folder: str, target: str) -> list[str]:
     from transformers import AutoConfig
 
     from stacx_core.backends.megatron.conversion.loading import load
-    from stacx_core.backends.megatron.layout import Layout, initialize
+    from stacx_core.backends.megatron.layout import initialize
     from stacx_core.backends.megatron.model import build
 
     initialize(Layout(), seed=0)
@@ -103,7 +104,7 @@ def test_what_cannot_be_converted_is_refused(capsys: Any, tmp_path: Path) -> Non
     assert "exists already; choose another folder, or remove it" in refusal(to=tmp_path / "model")
     assert "is no folder" in refusal(source=tmp_path / "none")
     assert "--tensor-model-parallel-size 3 does not divide the 4 attention heads" in refusal("--tp", "3")
-    assert "--expert-model-parallel-size 2 shares experts, of which the model has none" in refusal("--ep", "2")
+    assert "--expert-model-parallel-size 2: model has no experts; use 1" in refusal("--ep", "2")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     other = {**config, "model_type": "gemma", "architectures": ["GemmaForCausalLM"]}
     (tmp_path / "model" / "config.json").write_text(json.dumps(other))

@@ -18,7 +18,7 @@ from tiny_models import make
 pytest.importorskip("megatron.core")
 
 from stacx_core.backends.megatron.conversion.loading import load
-from stacx_core.backends.megatron.layout import Layout
+from stacx_core.planning.layout import Layout
 
 
 @pytest.fixture

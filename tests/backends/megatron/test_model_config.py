@@ -14,7 +14,7 @@ from tiny_models import LLAMA3, MODELS, SHAPE
 pytest.importorskip("megatron.core")
 
 from stacx_core.backends.megatron.config import check_model, transformer_config
-from stacx_core.backends.megatron.layout import Layout
+from stacx_core.planning.layout import Layout
 
 
 def config(family: str, **given: Any) -> Any:

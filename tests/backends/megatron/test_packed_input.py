@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("megatron.core")
 
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.packing import pack
+from stacx_core.planning.layout import Layout
 
 
 def test_samples_are_cut_one_by_one() -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("megatron.core")
 
 from stacx_core.backends.megatron.conversion.checkpoint import Checkpoint
 from stacx_core.backends.megatron.conversion.weights import Source, Weight, weights
-from stacx_core.backends.megatron.layout import Layout
+from stacx_core.planning.layout import Layout
 
 
 def config(name: str) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stacx_core.planning.layout import Layout
+
 VOCABULARY = 37
 LENGTHS = ((5, 3, 9), (1, 12))
 """Samples of each micro-batch; no length suits two context-parallel processes."""
@@ -124,7 +126,7 @@ def compute(cases: dict[str, Case]) -> dict[str, dict[str, Result]]:
     """On one process: outputs and gradients of each model in each layout, and its weights written."""
     from megatron.core import parallel_state
 
-    from stacx_core.backends.megatron.layout import Layout, initialize
+    from stacx_core.backends.megatron.layout import initialize
 
     found = {}
     for name, (sizes, folders, exports) in cases.items():

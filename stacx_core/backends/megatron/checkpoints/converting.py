@@ -19,10 +19,11 @@ from stacx_core.backends.megatron.config import check_model, is_sparse
 from stacx_core.backends.megatron.conversion.checkpoint import INDEX, Checkpoint, write
 from stacx_core.backends.megatron.conversion.exporting import export
 from stacx_core.backends.megatron.conversion.loading import load
-from stacx_core.backends.megatron.layout import Layout, check, initialize
+from stacx_core.backends.megatron.layout import check, initialize
 from stacx_core.backends.megatron.model import Stage, build
 from stacx_core.backends.model import load_config
 from stacx_core.errors import CheckpointError, ConfigError, ModelError
+from stacx_core.planning.layout import Layout
 
 CARRIED = (".json", ".txt", ".jinja", ".model", ".tiktoken")
 """Endings of the files that go along: config, generation config and those of the tokenizer."""

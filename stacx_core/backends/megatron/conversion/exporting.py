@@ -12,8 +12,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from stacx_core.backends.megatron.conversion.weights import Source, Weight, weights
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage
+from stacx_core.planning.layout import Layout
 
 
 def export(stage: Stage, hf_config: Any, layout: Layout, to: int | None = 0) -> Iterator[tuple[str, Tensor]]:

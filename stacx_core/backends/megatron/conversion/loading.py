@@ -12,10 +12,10 @@ from torch import Tensor
 
 from stacx_core.backends.megatron.conversion.checkpoint import Checkpoint
 from stacx_core.backends.megatron.conversion.weights import Source, Weight, weights
-from stacx_core.backends.megatron.layout import Layout
 from stacx_core.backends.megatron.model import Stage
 from stacx_core.backends.model import SCALAR_HEAD
 from stacx_core.errors import ModelError
+from stacx_core.planning.layout import Layout
 
 UNUSED = ("lm_head.weight", f"{SCALAR_HEAD}.weight", ".rotary_emb.inv_freq")
 """Endings of what a checkpoint may have and a model not need."""

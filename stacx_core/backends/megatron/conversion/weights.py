@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stacx_core.backends.megatron.config import adds_bias_to_queries, head_dim, is_sparse, normalizes_queries
-from stacx_core.backends.megatron.layout import Layout
+from stacx_core.planning.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ import click
 from stacx_core.cli.output import print_json, print_table
 from stacx_core.errors import ExitCode
 
-SANDBOXES = ("bubblewrap", "docker", "swerex")
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _SANDBOX = click.option(
-    "--sandbox", type=click.Choice(SANDBOXES), default="bubblewrap", show_default=True, help="Where tasks run."
+    "--sandbox",
+    default="bubblewrap",
+    show_default=True,
+    help="Where tasks run: bubblewrap, docker or swerex:KIND.",
 )
 
 
@@ -96,14 +98,17 @@ def run_oracle(folder: Path, sandbox: str, jobs: int, as_json: bool) -> int:
 @click.argument("rows", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--image", default="python:3.12", show_default=True, help="Image of the Dockerfiles.")
-def convert_rows(rows: Path, out: Path, image: str) -> None:
+@click.option(
+    "--runner", type=click.Choice(("pytest", "unittest")), default="pytest", show_default=True, help="Runs the tests."
+)
+def convert_rows(rows: Path, out: Path, image: str, runner: str) -> None:
     """Make task folders of rows in the style of SWE-bench and SWE-Gym.
 
     ROWS is a JSONL file; repo names a local git repository or bundle. OUT gets one folder for each row.
     """
     from stacx_core.swe.tasks.converting import convert
 
-    click.echo(f"{len(convert(rows, out, image))} tasks in {out.as_posix()}")
+    click.echo(f"{len(convert(rows, out, image, runner))} tasks in {out.as_posix()}")
 
 
 def _short(text: str, width: int = 60) -> str:

@@ -14,16 +14,20 @@ PROVIDERS = {
     "docker": "stacx_core.swe.sandboxes.docker:DockerProvider",
     "swerex": "stacx_core.swe.sandboxes.swerex:SwerexProvider",
 }
-"""Name of a kind of sandbox -> what makes them, imported when it is asked for."""
+"""Name of a sandbox -> what makes them, imported when it is asked for."""
 
 
 def sandbox_provider(name: str) -> SandboxProvider:
-    """What makes the sandboxes called ``name``.
+    """What makes the sandboxes called ``name``, perhaps followed by a kind, as in ``swerex:modal``.
 
     Raises:
-        ConfigError: There is no such kind, or what it needs is not installed.
+        ConfigError: There is no such sandbox, or what it needs is not installed.
     """
-    if name not in PROVIDERS:
-        raise ConfigError(f"no sandbox is called {name!r}{nearest(name, PROVIDERS)}; there are {', '.join(PROVIDERS)}")
-    provider: SandboxProvider = resolve_object(PROVIDERS[name])()
+    name, _, kind = name.partition(":")
+    if name not in PROVIDERS or (kind and name != "swerex"):
+        known = ", ".join(PROVIDERS)
+        raise ConfigError(
+            f"no sandbox is called {name + ':' * bool(kind) + kind!r}{nearest(name, PROVIDERS)}; there are {known}"
+        )
+    provider: SandboxProvider = resolve_object(PROVIDERS[name])(*((kind,) if kind else ()))
     return provider

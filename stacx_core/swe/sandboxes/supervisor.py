@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import io
 import json
 import os
@@ -183,31 +184,36 @@ def end_session(session: int) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def memory_used() -> int:
-    """Bytes that all other processes hold; pages that several of them share count for each."""
-    page = resource.getpagesize()
-    return page * sum(_resident_pages(process) for process in _processes())
+def memory_used(exactly: bool = False) -> int:
+    """Bytes that all other processes hold; pages that several of them share count for each, unless ``exactly``."""
+    return sum(_memory_of(process, exactly) for process in _processes())
 
 
-def shared_memory_used() -> int:
-    """Bytes that all other processes hold together; slower than ``memory_used``, and never more."""
-    total = 0
-    for process in _processes():
-        with contextlib.suppress(OSError), open(f"/proc/{process}/smaps_rollup") as lines:
-            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-    return total
+def _memory_of(process: int, exactly: bool) -> int:
+    # A process can hide the exact numbers of itself, but not this one.
+    resident = int((_read_proc(process, "statm").split() or "00")[1]) * resource.getpagesize()
+    lines = _read_proc(process, "smaps_rollup").splitlines() if exactly else []
+    shares = [int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")]
+    return sum(shares) if shares else resident
 
 
 def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    return [int(name) for name in os.listdir(_proc()) if name.isdigit() and name != "1"]
 
 
-def _resident_pages(process: int) -> int:
+@functools.cache
+def _proc() -> int:
+    """``/proc``, kept open: who closes / to everybody must not hide from the limits."""
+    return os.open("/proc", os.O_RDONLY)
+
+
+def _read_proc(process: int, name: str) -> str:
+    """A file of a process, "" if it ended meanwhile."""
     try:
-        with open(f"/proc/{process}/statm") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError):  # it ended meanwhile
-        return 0
+        with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc())) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 class Supervisor:
@@ -220,7 +226,8 @@ class Supervisor:
     """
 
     def __init__(self, memory: int, files: int, writable: list[str]) -> None:
-        self._memory, self._files, self._writable = memory, files, writable
+        self._memory, self._files = memory, files
+        self._writable = [os.open(folder, os.O_RDONLY) for folder in writable]
         self._input, self._output = sys.stdin.buffer, sys.stdout.buffer
         self._file_count = 0
         self._left_open: list[int] = []
@@ -247,6 +254,7 @@ class Supervisor:
 
     def _answer(self, request: dict[str, Any], body: _Body) -> Answer:
         try:
+            os.chmod("/", 0o755)  # whatever the agent made of it
             answer: Answer = getattr(self, "do_" + request["do"])(request, body)
             return answer
         except (OSError, tarfile.TarError) as error:
@@ -269,7 +277,7 @@ class Supervisor:
         if self._file_count > max(self._files, before):  # who takes files away may go on
             end_all()
             return "files"
-        if memory_used() > self._memory and shared_memory_used() > self._memory:
+        if memory_used() > self._memory and memory_used(exactly=True) > self._memory:
             end_all()
             return "memory"
         return ""
@@ -375,9 +383,9 @@ class Supervisor:
         return {}, ()
 
 
-def _files_in(folders: list[str]) -> int:
-    """How many files the file systems of these folders have."""
-    return sum(found.f_files - found.f_ffree for found in map(os.statvfs, folders))
+def _files_in(folders: list[int]) -> int:
+    """How many files the file systems of these open folders have."""
+    return sum(found.f_files - found.f_ffree for found in map(os.fstatvfs, folders))
 
 
 def _take(reader: int, kept: HeadTail) -> bool:
@@ -395,6 +403,7 @@ def hide() -> None:
 
 if __name__ == "__main__":
     hide()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would let it through
     settings = json.loads(sys.argv[1])
     with contextlib.suppress(BrokenPipeError):
         Supervisor(**settings).serve()

@@ -7,7 +7,7 @@ import pytest
 from stacx_core.errors import VerificationError
 from stacx_core.swe.verifying import solve, verify
 
-WRITE = "mkdir -p /logs/verifier; printf '{}' > /logs/verifier/reward.txt"
+WRITE = "mkdir -p /logs/verifier; printf -- '{}' > /logs/verifier/reward.txt"
 
 
 @pytest.mark.parametrize(("text", "reward"), [("1", 1.0), ("0\\n", 0.0), (" 0.25 \\n", 0.25), ("-1e-1", -0.1)])

@@ -138,6 +138,8 @@ class BubblewrapSandbox:
         patience: float = PATIENCE,
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request; returns header and body of the answer, the body empty if a sink takes it."""
+        if self._streams()[0].closed:
+            raise SandboxError(f"the sandbox of {self._name} is closed")
         backstop = threading.Timer(patience, self._process.kill)
         backstop.daemon = True
         backstop.start()

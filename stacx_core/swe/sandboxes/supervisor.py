@@ -33,6 +33,7 @@ from typing import Any
 
 CHUNK = 1 << 16
 PR_SET_DUMPABLE = 4
+MAX_SOCKETS = 1000
 Answer = tuple[dict[str, Any], Iterable[bytes]]
 """Header and body."""
 LOOK = 0.05
@@ -106,9 +107,6 @@ class _Body(io.RawIOBase):
     def __init__(self, stream: Any) -> None:
         self._pieces, self._left = read_body(stream), b""
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer: Any) -> int:
         self._left = self._left or next(self._pieces, b"")
         taken = self._left[: len(buffer)]
@@ -127,9 +125,6 @@ class _Pieces(io.RawIOBase):
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         if len(data):
@@ -207,7 +202,7 @@ def _proc() -> int:
     return os.open("/proc", os.O_RDONLY)
 
 
-def _read_proc(process: int, name: str) -> str:
+def _read_proc(process: int | str, name: str) -> str:
     """A file of a process, "" if it ended meanwhile."""
     try:
         with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc())) as file:
@@ -258,8 +253,8 @@ class Supervisor:
             answer: Answer = getattr(self, "do_" + request["do"])(request, body)
             return answer
         except (OSError, tarfile.TarError) as error:
-            number = getattr(error, "errno", None) or errno.EIO
-            return {"errno": number, "message": getattr(error, "strerror", None) or str(error)}, ()
+            number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+            return {"errno": number or errno.EIO, "message": text or str(error)}, ()
 
     def _wait(self, wanted: list[int]) -> list[int]:
         """Which of the descriptors have something, a moment later at most; drops the output of the background."""
@@ -273,8 +268,10 @@ class Supervisor:
         return [reader for reader in ready if reader in wanted]
 
     def _end_if_exceeded(self) -> str:
-        before, self._file_count = self._file_count, _files_in(self._writable)
-        if self._file_count > max(self._files, before):  # who takes files away may go on
+        filled = map(os.fstatvfs, self._writable)
+        before, self._file_count = self._file_count, sum(found.f_files - found.f_ffree for found in filled)
+        # Who takes files away may go on.
+        if self._file_count > max(self._files, before) or _sockets() > MAX_SOCKETS:
             end_all()
             return "files"
         if memory_used() > self._memory and memory_used(exactly=True) > self._memory:
@@ -362,9 +359,7 @@ class Supervisor:
         device = os.lstat("/").st_dev
         write_chunk(self._output, b"{}")
         with tarfile.open(fileobj=_Pieces(self._output), mode="w|", bufsize=CHUNK) as archive:
-            archive.add(
-                "/", ".", filter=lambda member: member if os.lstat("/" + member.name).st_dev == device else None
-            )
+            archive.add("/", ".", filter=lambda found: found if os.lstat("/" + found.name).st_dev == device else None)
         write_chunk(self._output, b"")
         self._output.flush()
 
@@ -383,9 +378,9 @@ class Supervisor:
         return {}, ()
 
 
-def _files_in(folders: list[int]) -> int:
-    """How many files the file systems of these open folders have."""
-    return sum(found.f_files - found.f_ffree for found in map(os.fstatvfs, folders))
+def _sockets() -> int:
+    """How many sockets there are in the sandbox; their buffers are memory that belongs to no process."""
+    return int((_read_proc("self", "net/sockstat").split() or ["0"])[2])
 
 
 def _take(reader: int, kept: HeadTail) -> bool:

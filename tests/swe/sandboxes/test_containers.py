@@ -86,11 +86,11 @@ def test_the_command_line_of_docker(make_task):
 
 
 def test_engines_that_are_not_there(monkeypatch):
-    with pytest.raises(ConfigError, match="needs the package swe-rex: pip install swe-rex|no 'nothing'"):
+    with pytest.raises(ConfigError, match=r"needs the package swe-rex: pip install swe-rex|no 'nothing'"):
         sandbox_provider("swerex:nothing")
     with pytest.raises(ConfigError, match=r"no sandbox is called 'buble' \(did you mean 'bubblewrap'\?\)"):
         sandbox_provider("buble")
     monkeypatch.setenv("PATH", os.path.dirname(shutil.which("true") or "/bin/true"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    with pytest.raises(ConfigError, match="needs a running engine|which is not installed"):
+    with pytest.raises(ConfigError, match=r"needs a running engine|which is not installed"):
         sandbox_provider("docker")

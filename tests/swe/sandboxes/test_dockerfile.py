@@ -21,7 +21,8 @@ def read(tmp_path: Path, text: str):
 def test_every_instruction(tmp_path):
     recipe = read(
         tmp_path,
-        "FROM a\nWORKDIR /x\nWORKDIR y\nENV A=1 B='2 3'\nENV C 4 5\nCOPY a b c/\nADD --chown=me f /f\nRUN echo $A\nEXPOSE 8",
+        "FROM a\nWORKDIR /x\nWORKDIR y\nENV A=1 B='2 3'\nENV C 4 5\n"
+        "COPY a b c/\nADD --chown=me f /f\nRUN echo $A\nEXPOSE 8",
     )
     env = {"A": "1", "B": "2 3", "C": "4 5"}
     assert recipe.workdir == "/x/y"

@@ -146,6 +146,16 @@ def test_memory_cannot_be_filled(sandbox, code):
     assert result.limit == "memory" or "MemoryError" in result.output or "PermissionError" in result.output
 
 
+def test_memory_cannot_be_filled_with_sockets(sandbox):
+    result = python(
+        sandbox,
+        "import os, socket, time\nfor _ in range(4):\n    if os.fork() == 0:\n        held = []\n"
+        "        for _ in range(500):\n            held.append(socket.socketpair())\n        time.sleep(60)\n"
+        "time.sleep(60)\n",
+    )
+    assert (result.exit_code, result.limit) == (137, "files")
+
+
 def test_endless_output_is_cut(sandbox):
     result = sandbox.run("echo begin; yes | head -c 100000000; echo end", 30)
     assert result.output.startswith("begin\ny\n")

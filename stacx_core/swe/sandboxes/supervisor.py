@@ -42,8 +42,7 @@ LOOK = 0.05
 
 def write_chunk(stream: Any, data: bytes) -> None:
     """Write one piece of a message with its length."""
-    stream.write(struct.pack(">I", len(data)))
-    stream.write(data)
+    stream.write(struct.pack(">I", len(data)) + data)
 
 
 def read_chunk(stream: Any) -> bytes:
@@ -116,8 +115,7 @@ class _Body(io.RawIOBase):
 
     def drain(self) -> None:
         """Read what nobody wanted, so that the next message can be read."""
-        for _ in self._pieces:
-            pass
+        deque(self._pieces, 0)
 
 
 class _Pieces(io.RawIOBase):
@@ -225,8 +223,7 @@ class Supervisor:
         self._writable = [os.open(folder, os.O_RDONLY) for folder in writable]
         self._input, self._output = sys.stdin.buffer, sys.stdout.buffer
         self._file_count = 0
-        self._left_open: list[int] = []
-        """Outputs that background processes still hold; read and dropped, so that they never block."""
+        self._left_open: list[int] = []  # outputs of the background, read and dropped, so that nobody blocks
 
     def serve(self) -> None:
         """Answer requests until the host is gone."""
@@ -399,6 +396,5 @@ def hide() -> None:
 if __name__ == "__main__":
     hide()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would let it through
-    settings = json.loads(sys.argv[1])
     with contextlib.suppress(BrokenPipeError):
-        Supervisor(**settings).serve()
+        Supervisor(**json.loads(sys.argv[1])).serve()

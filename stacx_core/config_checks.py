@@ -115,7 +115,7 @@ def _role_fields(config: TrainingConfig, role: ModelRole) -> Iterator[Problem]:
     if role.when is not None and not callable(role.when):
         yield "when", role.when, "it must be a function of args or None"
     yield from _batch_keys(config, "inputs_key", (role.inputs_key,))
-    if config.modality is LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
+    if config.modality == LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
         yield "inputs_key", role.inputs_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"
     for where in ("frozen_for", "trained_every"):
         if getattr(role, where) is not None and not _is_identifier(getattr(role, where)):

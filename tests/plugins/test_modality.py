@@ -36,12 +36,17 @@ def site_of_lines(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(site_of_lines: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same in this process, and nothing of it afterwards."""
+    """The same in this process, which forgets what it had of it before, and remembers that alone afterwards."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in OURS}
+    others = [known for known in REGISTRY.registrations if known.module.partition(".")[0] not in OURS]
+    monkeypatch.setattr(REGISTRY, "registrations", others)
     monkeypatch.syspath_prepend(str(site_of_lines))
-    monkeypatch.setattr(REGISTRY, "registrations", list(REGISTRY.registrations))
+    for name in before:
+        del sys.modules[name]
     yield
-    for module in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-        del sys.modules[module]
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ HOST = Package(
         "tests/trainer/test_pools.py",
         "tests/trainer/test_resume.py",
     ),
-    extras=("data", "reasoning-gym", "textarena", "wandb"),
+    extras=("data", "plot", "reasoning-gym", "textarena", "wandb"),
 )
 OTHERS = [
     read(path) for pattern in ("plugins", "examples") for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))

@@ -106,7 +106,7 @@ class LocalLearner:
     def update(self, batch: Batch, completed: int) -> dict[str, float]:
         """See :class:`Learner`."""
         if not any(mask.any() for mask in batch["loss_masks"]):
-            logger.warning("no token of rollout %d is trained on; its update is skipped", completed)
+            logger.warning("every loss mask of rollout %d is 0; its update is skipped", completed)
             return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
         batches, metrics = self.prepared(batch)
         if self._invariance_due:

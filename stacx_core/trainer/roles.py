@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,12 @@ from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.learner import LocalLearner
-from stacx_core.trainer.models import active_roles, uses_reference
+from stacx_core.trainer.models import active_roles, count_models, uses_reference
+from stacx_core.trainer.offload import Turns
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.worker import RoleWorker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,12 @@ def local_learner(
     """
     syncs = active_syncs(config, args)
     roles = [role for role in active_roles(config, args) if part is None or role.name in part.roles]
-    workers = {role.name: _worker(role, role_args(role, args), checkpoint) for role in roles}
-    reference = _reference(syncs, args, workers)
+    turns = _turns(roles, syncs, args)
+    workers = {role.name: turns.admit(_worker(role, role_args(role, args), checkpoint)) for role in roles}
+    reference = _reference(syncs, args, workers, turns)
     own = [_channel(config, sync, workers, part) for sync in syncs if {sync.src, sync.dst} & workers.keys()]
     channels = [*own, *_plugin_channels(config, args, workers)]
-    return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout)
+    return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout, turns)
 
 
 def _channel(config: TrainingConfig, sync: DataSync, here: Collection[str], part: Part | None) -> SyncChannel:
@@ -101,14 +106,24 @@ def _loaded(
     return RoleWorker(role, model, specialization, args, plugin_host().hook)
 
 
-def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker]) -> RoleWorker | None:
+def _turns(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> Turns:
+    """Whether the roles of this process share its device at the same time, or one after the other."""
+    taken = args.offload_roles and count_models(roles, syncs, args) > 1
+    if taken and pick_device(args.device).type == "cpu":
+        logger.warning("--offload-roles moves weights from CPU memory to CPU memory here, and saves none without a GPU")
+    return Turns(taken)
+
+
+def _reference(
+    syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker], turns: Turns
+) -> RoleWorker | None:
     if not uses_reference([worker.role for worker in workers.values()], syncs, args):
         return None
     if args.ref_load is None:
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
     policy = next(iter(workers.values()))
     role = ModelRole("reference", type(policy.specialization), trainable=False)
-    return _loaded(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args)
+    return turns.admit(_loaded(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args))
 
 
 def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:

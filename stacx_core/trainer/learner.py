@@ -125,7 +125,8 @@ class LocalLearner:
             if completed >= frozen_rollouts(worker):
                 steps = self._steps(worker, role_batch)
                 metrics |= {self.prefix(name) + k: v for k, v in steps.items()}
-        self._after_update(completed + 1)
+        for channel in self.channels:
+            channel.after_update(completed + 1)
         self.turns.give(self.policy)
         return metrics
 
@@ -188,14 +189,6 @@ class LocalLearner:
             required = [key for key in role.reads if reads(role, key, self.args)]
             validate_batch(role_batch, [*required, *self.config.rollout_fields])
         return trained, metrics
-
-    def _after_update(self, completed: int) -> None:
-        """Let channels change weights, for which those of all roles must be at hand."""
-        channels = [channel for channel in self.channels if type(channel).after_update is not SyncChannel.after_update]
-        if channels:
-            self.turns.give(*self.workers.values())
-        for channel in channels:
-            channel.after_update(completed)
 
     def _steps(self, worker: RoleWorker, batch: Batch) -> dict[str, float]:
         count, epochs = self.args.num_steps_per_rollout, self.args.epochs_per_rollout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, UntypedStorage
 
+from stacx_core.data.batch import Batch
+from stacx_core.hookspecs import SyncChannel
 from stacx_core.trainer.worker import RoleWorker
 
 
@@ -14,8 +17,8 @@ class Residence:
     """The memory of a role, on its device or away from it.
 
     Tensors stay the objects they are; their storages are emptied and filled again. So whatever refers to a tensor goes
-    on to do so, views into a buffer of Megatron's as well as an optimizer. Who uses a tensor while it is away gets a
-    ``RuntimeError``.
+    on to do so, views into a buffer of Megatron's as well as an optimizer. Nobody may use a tensor while it is away:
+    torch does not notice, and the process dies.
 
     Args:
         worker: The role, on its device.
@@ -37,7 +40,7 @@ class Residence:
         if optimizer is not None:
             optimizer.zero_grad()
         kept = self._storages(self.worker.kept())
-        freed = kept | self._storages(() if optimizer is None else optimizer.gradients())
+        freed = kept | self._storages(() if optimizer is None else optimizer.gradient_buffers())
         self._copies = {key: self._copied(storage, self._copies.get(key)) for key, storage in kept.items()}
         self._away = [(storage, storage.nbytes(), self._copies.get(key)) for key, storage in freed.items()]
         for storage, _, _ in self._away:
@@ -100,3 +103,30 @@ class Turns:
         for residence in self._residences:
             if residence.worker in workers:
                 residence.enter()
+
+
+@dataclass(frozen=True)
+class AtHand(SyncChannel):
+    """A plugin's channel, which may use the weights of all roles of this process whenever it does something.
+
+    Args:
+        channel: The plugin's.
+        turns: Who has the device.
+        workers: The roles.
+    """
+
+    channel: SyncChannel
+    turns: Turns
+    workers: Collection[RoleWorker]
+
+    def transfer(self, batches: dict[str, Batch]) -> None:
+        """See :class:`stacx_core.hookspecs.SyncChannel`."""
+        if type(self.channel).transfer is not SyncChannel.transfer:
+            self.turns.give(*self.workers)
+            self.channel.transfer(batches)
+
+    def after_update(self, completed: int) -> None:
+        """See :class:`stacx_core.hookspecs.SyncChannel`."""
+        if type(self.channel).after_update is not SyncChannel.after_update:
+            self.turns.give(*self.workers)
+            self.channel.after_update(completed)

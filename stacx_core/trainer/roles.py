@@ -19,7 +19,7 @@ from stacx_core.plugins import plugin_host
 from stacx_core.specialization.base import Specialization
 from stacx_core.trainer.learner import LocalLearner
 from stacx_core.trainer.models import active_roles, count_models, uses_reference
-from stacx_core.trainer.offload import Turns
+from stacx_core.trainer.offload import AtHand, Turns
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
@@ -61,7 +61,8 @@ def local_learner(
     workers = {role.name: turns.admit(_worker(role, role_args(role, args), checkpoint)) for role in roles}
     reference = _reference(syncs, args, workers, turns)
     own = [_channel(config, sync, workers, part) for sync in syncs if {sync.src, sync.dst} & workers.keys()]
-    channels = [*own, *_plugin_channels(config, args, workers)]
+    added = _plugin_channels(config, args, workers, turns)
+    channels = [*own, *(AtHand(channel, turns, workers.values()) for channel in added)]
     return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout, turns)
 
 
@@ -126,15 +127,18 @@ def _reference(
     return turns.admit(_loaded(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args))
 
 
-def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:
+def _plugin_channels(
+    config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker], turns: Turns
+) -> list[SyncChannel]:
     """The channels of all plugins, but for those whose roles all live in another process."""
     away = [role.name for role in active_roles(config, args) if role.name not in workers]
     if not away:
-        answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
+        roles = RolesHere("", workers, away, turns)
+        answers = plugin_host().hook.build_syncs(config=config, args=args, roles=roles)
         return [channel for channels in answers if channels for channel in channels]
     found: list[SyncChannel] = []
     for implementation in plugin_host().hook.build_syncs.get_hookimpls():
-        here = RolesHere(implementation.plugin_name, workers, away)
+        here = RolesHere(implementation.plugin_name, workers, away, turns)
         wanted = {"config": config, "args": args, "roles": here}
         try:
             channels: Any = implementation.function(*(wanted[name] for name in implementation.argnames))
@@ -155,10 +159,11 @@ class RolesHere(Mapping[str, RoleWorker]):
         plugin: Its name.
         here: The roles.
         away: Names of those of other processes.
+        turns: Gives all of these the device as soon as the plugin asks for one.
     """
 
-    def __init__(self, plugin: str, here: Mapping[str, RoleWorker], away: Collection[str]) -> None:
-        self._plugin, self._here, self._away = plugin, here, away
+    def __init__(self, plugin: str, here: Mapping[str, RoleWorker], away: Collection[str], turns: Turns) -> None:
+        self._plugin, self._here, self._away, self._turns = plugin, here, away, turns
         self._used: list[str] = []
 
     def __getitem__(self, name: str) -> RoleWorker:
@@ -170,6 +175,7 @@ class RolesHere(Mapping[str, RoleWorker]):
         """
         if name not in self._away:
             self._used.append(name)
+            self._turns.give(*self._here.values())
             return self._here[name]
         if not self._used:
             raise RoleElsewhereError(name)

@@ -6,17 +6,19 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from stacx_core.hookspecs import SyncChannel
 from stacx_core.recipes import TRAINING_CONFIGS
 from stacx_core.testing.parallel import UpdateJob, make_models, update_job
 from stacx_core.testing.ranks import Ranks
 from stacx_core.testing.variants import EVERYTHING, variants
 from stacx_core.trainer.learner import LocalLearner
+from stacx_core.trainer.offload import AtHand
+from stacx_core.trainer.roles import RolesHere
 from stacx_core.trainer.worker import RoleWorker
 
 ROLES = ("policy", "critic", "reference")
@@ -52,7 +54,8 @@ class OffloadJob:
         workers = workers_of(learner)
         seen: list[tuple[str, dict[str, int]]] = []
         for name, worker in workers.items():
-            worker.model.register_forward_pre_hook(lambda *_, name=name: seen.append((name, bytes_of(workers))))
+            embedding = next(m for m in worker.model.modules() if type(m).__name__.endswith("Embedding"))
+            embedding.register_forward_pre_hook(lambda *_, name=name: seen.append((name, bytes_of(workers))))
         metrics = [learner.update(copy.deepcopy(self.job.batch), completed) for completed in range(2)]
         learner.save(self.folder)
         learner.finish_save()
@@ -139,13 +142,44 @@ def test_megatron(job: UpdateJob, process: Ranks, tmp_path: Path, dtype: str, sh
     check(*results(spread, tmp_path, process))
 
 
-def test_who_reads_a_role_that_is_away_is_told(job: UpdateJob) -> None:
-    """And a role comes back as it was, also one whose weights were a file mapped into memory."""
-    learner = replace(job, args=job.args.replace(offload_roles=True)).learner(1)
+@pytest.fixture
+def learner(job: UpdateJob) -> LocalLearner:
+    """Roles in turn."""
+    return replace(job, args=job.args.replace(offload_roles=True)).learner(1)
+
+
+def test_a_role_comes_back_as_it_was_loaded(job: UpdateJob, learner: LocalLearner) -> None:
+    """Also one whose weights were a file mapped into memory."""
     critic = learner.workers["critic"]
-    weights: list[Any] = list(critic.model.parameters())
-    with pytest.raises(RuntimeError, match="data is not allocated"):
-        weights[0].sum()
     learner.turns.give(critic)
     alone = replace(job, args=job.args.replace(offload_roles=False)).learner(1).workers["critic"]
-    assert all(map(torch.equal, weights, alone.model.parameters()))
+    assert all(map(torch.equal, critic.model.parameters(), alone.model.parameters()))
+
+
+class Noting(SyncChannel):
+    """Notes what is on the device when it is asked to do something."""
+
+    def __init__(self, workers: dict[str, RoleWorker]) -> None:
+        self.workers = workers
+        self.here: list[int] = []
+
+    def after_update(self, completed: int) -> None:
+        """Called after an update."""
+        self.here += bytes_of(self.workers).values()
+
+
+def test_a_plugins_channel_has_the_roles_at_hand_when_it_is_made_and_when_it_runs(learner: LocalLearner) -> None:
+    """The reference is nobody's role, and stays away."""
+    workers = workers_of(learner)
+    roles = RolesHere("plugin", learner.workers, (), learner.turns)
+    assert not bytes_of(workers)["critic"]
+    assert roles["policy"] is learner.policy
+    assert [name for name, here in bytes_of(workers).items() if here] == ["policy", "critic"]
+    learner.turns.give(learner.policy)
+    channel = Noting(dict(learner.workers))
+    at_hand = AtHand(channel, learner.turns, learner.workers.values())
+    at_hand.transfer({})
+    assert not bytes_of(workers)["critic"]
+    at_hand.after_update(1)
+    assert len(channel.here) == 2
+    assert all(channel.here)

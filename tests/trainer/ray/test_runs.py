@@ -57,6 +57,8 @@ def test_roles_that_take_turns_change_no_digit(
     for output, more in (("together", []), ("turns", ["--offload-roles"])):
         done = train("ppo", *flags, *more, output=output)
         assert done.code == 0, done.err
+    assert "--offload-roles" in (tmp_path / "turns/workers/policy-0.log").read_text()
+    assert "--offload-roles" not in (tmp_path / "turns/workers/critic-0.log").read_text()
     assert metrics(tmp_path / "turns") == metrics(tmp_path / "together")
     for role in ("policy", "critic"):
         files = [tmp_path / run / f"checkpoints/latest/{role}/model.safetensors" for run in ("turns", "together")]

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +184,20 @@ def test_a_plugins_channel_has_the_roles_at_hand_when_it_is_made_and_when_it_run
     at_hand.after_update(1)
     assert len(channel.here) == 2
     assert all(channel.here)
+
+
+def test_a_run_that_samples_evaluates_saves_and_is_resumed(
+    train: Any, metrics: Any, rewards: Path, checkpoint: Path, sums: Path, tmp_path: Path
+) -> None:
+    """The engine finds the policy where it left it, and a checkpoint is copied before its role leaves."""
+    flags = ["--rm-type", "fatal_rewards:digits", "--n-samples-per-prompt", "4", "--eval-prompt-data", sums]
+    flags += ["--eval-interval", "1", "--ref-load", checkpoint, "--kl-coef", "0.1", "--num-steps-per-rollout", "2"]
+    turns = ["--offload-roles", "--async-save", "--save-interval", "1"]
+    runs = [("together", ["4"]), ("turns", ["2", *turns]), ("turns", ["4", *turns, "--resume"])]
+    for output, more in runs:
+        done = train("ppo", *flags, "--num-rollout", *more, output=output)
+        assert done.code == 0, done.err
+    assert metrics(tmp_path / "turns") == metrics(tmp_path / "together")
+    for role in ("policy", "critic"):
+        files = [tmp_path / run / f"checkpoints/latest/{role}/model.safetensors" for run in ("turns", "together")]
+        assert files[0].read_bytes() == files[1].read_bytes()

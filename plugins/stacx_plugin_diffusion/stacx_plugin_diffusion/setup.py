@@ -43,10 +43,12 @@ class FlowSetup(RunSetup):
         """See the base class; what is read of the data by a model is read now.
 
         Raises:
-            ConfigError, DataError: Size or data do not fit the model.
+            ConfigError, DataError, ModelError: Size or data do not fit the model.
         """
         engine = FlowEngine(cast(FlowModel, model), self.args, next(model.parameters()).device)
         cast(FlowRollIn, self.roll_in).attach(engine)
+        if self.evaluation is not None:
+            engine.check([row.prompt for row in self.evaluation.rows if row.cond is None])
         return cast(RolloutEngine, engine)
 
     def before_training(self, learner: Learner, engine: RolloutEngine, completed: int) -> None:

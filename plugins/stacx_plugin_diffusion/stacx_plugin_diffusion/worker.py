@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -31,13 +31,13 @@ class FlowWorker(RoleWorker):
             add_lora(model, args.lora_rank, args.lora_alpha or args.lora_rank, targets, args.seed)
         if args.gradient_checkpointing and role.trainable:
             model.gradient_checkpointing_enable()
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         worker = cls(role, model, specialization, args)
-        worker.adapted = trained
+        guided = cast(FlowSpecialization, specialization).guided
+        worker.guided = GuidedModel(model, args.guidance_scale if guided else 1.0)
         return worker
 
-    adapted: Sequence[str] = ()
-    """Names of the parameters that training changes."""
+    guided: GuidedModel
+    """The model as the loss sees it."""
 
     @property
     def output_layer(self) -> nn.Module:
@@ -67,8 +67,7 @@ class FlowWorker(RoleWorker):
         key = self.role.inputs_key
         lengths, conditions = micro["response_lengths"], micro["conditions"]
         each = [condition for condition, count in zip(conditions, lengths, strict=True) for _ in range(count)]
-        guided = GuidedModel(cast(FlowModel, self.model), self.args.guidance_scale)
-        return guided.velocity(torch.cat(list(micro[key])), torch.cat(list(micro[SIGMAS_OF[key]])), each)
+        return self.guided.velocity(torch.cat(list(micro[key])), torch.cat(list(micro[SIGMAS_OF[key]])), each)
 
     def tells(self, key: str) -> bool:
         """See :class:`stacx_core.RoleWorker`; the velocities of its name, and the old ones of a trained role."""

@@ -164,6 +164,17 @@ DISTILL_KNOBS = (
 )  # fmt: skip
 
 
+def check_lora(args: Args) -> None:
+    """Refuse settings of an adapter that there is not.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    for flag, value in (("--lora-alpha", args.lora_alpha), ("--lora-targets", args.lora_targets)):
+        if value is not None and not args.lora_rank:
+            raise ConfigError(f"{flag} has no effect without --lora-rank; add it, or leave {flag} out")
+
+
 def check_grpo(args: Args) -> None:
     """Refuse groups of one, and what `check_sampled` refuses.
 

@@ -127,7 +127,7 @@ def test_the_trainer_finds_the_steps_of_the_engine(run_args, replay, dynamics, g
 
 
 def test_changed_states_are_refused_with_the_name_of_their_sample(run_args, replay):
-    with pytest.raises(BatchError, match="^sample 13: before any update a ratio is .* off 1, more than"):
+    with pytest.raises(BatchError, match=r"^sample 13: before any update a ratio is .* off 1, more than"):
         replay(run_args(), change=0.1)
 
 

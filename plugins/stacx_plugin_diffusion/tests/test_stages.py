@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stacx_core import Args, ModelRole
+from stacx_core import Args
 from stacx_plugin_diffusion.advantages import compute_advantages
 from stacx_plugin_diffusion.averages import Following
 

@@ -14,7 +14,7 @@ from stacx_core.trainer.parallelism import check_megatron
 from stacx_core.trainer.pools import check_offload, check_role_workers
 
 _ANSWERS = ("eval_prompt_data", "eval_tasks")
-_EVALUATION = (*_ANSWERS, "eval_pair_data")
+_EVALUATION = (*_ANSWERS, "eval_pair_data", "eval_data")
 _NEEDS = {
     "eval_rm_type": ("eval_prompt_data",),
     "eval_temperature": _ANSWERS,

@@ -35,6 +35,7 @@ RECIPES = {
     "stacx-plugin-diffusion": ["diffusion_nft", "flow_distill", "flow_dpo", "flow_grpo", "flow_sft", "mix_grpo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
+    "stacx-plugin-regression": ["least_squares"],
 }
 """Distribution -> the recipes it brings, which its wheel must list beside the host's and no others."""
 

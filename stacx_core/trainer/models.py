@@ -33,11 +33,7 @@ def active_roles(config: TrainingConfig, args: Args) -> list[ModelRole]:
     """The roles that are loaded: those whose weights change, that generate, and that a sync needs."""
     senders = {end for sync in active_syncs(config, args) for end in (sync.src, sync.dst)}
     taking_part = [role for role in config.roles if role.when is None or role.when(args)]
-    return [
-        role
-        for role in taking_part
-        if role.trainable or role.stateful or role.sync_to_rollout or role.name in senders
-    ]
+    return [r for r in taking_part if r.trainable or r.stateful or r.sync_to_rollout or r.name in senders]
 
 
 def uses_reference(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> bool:

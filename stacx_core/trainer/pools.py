@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
+from stacx_core.modality import LANGUAGE
 from stacx_core.ray_knobs import RAY_KNOBS
 from stacx_core.trainer.models import active_roles, count_models
 from stacx_core.trainer.syncs import active_syncs
@@ -37,13 +38,18 @@ def check_role_workers(config: TrainingConfig, args: Args) -> Args:
     """Decide where roles are trained, and how many processes a node has.
 
     Raises:
-        ConfigError: Ray is missing, knobs contradict each other or would be ignored, or the processes cannot be shared
-            out among the recipe's pools.
+        ConfigError: Ray is missing, the models are of another modality than language, knobs contradict each other or
+            would be ignored, or the processes cannot be shared out among the recipe's pools.
     """
     kind = args.role_workers or ("ray" if args.backend == "megatron" else "local")
     if kind == "local":
         _check_local(args)
         return args.replace("default", role_workers=kind)
+    if config.modality != LANGUAGE:
+        raise ConfigError(
+            f"recipe {config.name!r} is of modality {config.modality.name!r}, and --role-workers ray, with --backend "
+            "megatron too, trains language models alone; leave both out"
+        )
     if find_spec("ray") is None:
         raise ConfigError("--role-workers ray needs Ray: pip install 'stacx-core[ray]'")
     if args.num_nodes > 1 and args.ray_address is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stacx_core import TRAINING_CONFIGS
+from stacx_core import TRAINING_CONFIGS, Modality, ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args
@@ -114,3 +114,14 @@ def test_without_ray_the_extra_is_named(check: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pools, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'stacx-core\[ray\]'"):
         check("grpo", role_workers="ray")
+
+
+@pytest.mark.parametrize("given", [{"role_workers": "ray"}, MEGATRON])
+def test_models_of_another_modality_are_trained_in_one_process(args_of: Any, given: dict[str, Any]) -> None:
+    """A modality that offers every knob of the host is told which of them do not apply to it."""
+    reference = "package.module:name"
+    points = Modality("points", reference, reference, reference, reference)
+    config = TrainingConfig("points", (ModelRole("line", reference),), modality=points)
+    with pytest.raises(ConfigError, match="recipe 'points' is of modality 'points', and --role-workers ray"):
+        check_role_workers(config, args_of("sft", **given))
+    assert check_role_workers(config, args_of("sft")).role_workers == "local"

@@ -101,6 +101,7 @@ HOST = Package(
         "tests/trainer/ray",
         "tests/trainer/test_invariance.py",
         "tests/trainer/test_mixed_loss_dagger.py",
+        "tests/trainer/test_offload.py",
         "tests/trainer/test_pools.py",
         "tests/trainer/test_resume.py",
     ),

@@ -86,7 +86,8 @@ def build_syncs(config: TrainingConfig, args: Args, roles: Mapping[str, RoleHand
     Args:
         config: the recipe of the run.
         args: the resolved knobs.
-        roles: the roles of the run by name, with their models, or with this process's part of them.
+        roles: the roles of the run by name, with their models, or with this process's part of them. All
+            weights of a process are at hand while a channel is made and while it runs, also with `--offload-roles`.
     Returns: the channels; None or nothing is fine. Once per rollout each has its `transfer` called after the
         roles' forward passes and before their `prepare` stages, and its `after_update` when all are trained.
     Shapes: a channel sees whole-rollout batches: per key a list of B entries, one tensor [R, ...] where there is

@@ -42,6 +42,11 @@ def uses_reference(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: 
     return any(reads(role, REFERENCE_KEY, args) and role.name not in synced for role in roles)
 
 
+def count_models(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> int:
+    """How many models a process with these roles holds: one each, and the reference that they read."""
+    return len(roles) + uses_reference(roles, syncs, args)
+
+
 def other_models(config: TrainingConfig, args: Args) -> list[OtherModel]:
     """The models that score or train on the rollouts in training beside the one of ``--hf-checkpoint``.
 

@@ -63,6 +63,13 @@ class RoleWorker(ABC):
         """The optimizer of the role's model."""
         return RoleOptimizer(self.model, self.args)
 
+    def kept(self) -> Iterator[Tensor]:
+        """Every tensor that the role needs from one call to the next; one may come more than once."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        if self.optimizer is not None:
+            yield from self.optimizer.kept()
+
     @classmethod
     @abstractmethod
     def load(

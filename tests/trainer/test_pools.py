@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args
 from stacx_core.trainer import pools
-from stacx_core.trainer.pools import Pool, check_role_workers, pools_of
+from stacx_core.trainer.pools import Pool, check_offload, check_role_workers, pools_of
 
 MEGATRON = {"backend": "megatron", "tensor_model_parallel_size": 2}
 
@@ -88,6 +89,25 @@ def test_what_cannot_be_shared_out_or_would_be_ignored_is_refused(check: Any, me
     recipe, given = REFUSED[message]
     with pytest.raises(ConfigError, match=message):
         check(recipe, **given)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "effect"),
+    [
+        ("grpo", {}, False),
+        ("grpo", {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_load": "reference"}, True),
+        ("ppo", {}, True),
+        ("ppo", {"role_workers": "ray"}, False),
+        ("ppo", {"role_workers": "ray", "kl_coef": 0.1, "ref_load": "reference"}, True),
+        ("self_distill", {"role_workers": "ray"}, True),
+    ],
+)
+def test_roles_are_offloaded_only_where_a_process_has_two(
+    check: Any, recipe: str, given: dict[str, Any], effect: bool
+) -> None:
+    args = check(recipe, offload_roles=True, **given)
+    with nullcontext() if effect else pytest.raises(ConfigError, match=f"{recipe!r} holds more than one model"):
+        check_offload(TRAINING_CONFIGS[recipe], args)
 
 
 def test_without_ray_the_extra_is_named(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

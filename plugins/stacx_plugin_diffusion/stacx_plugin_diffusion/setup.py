@@ -24,6 +24,7 @@ from stacx_core import (
 from stacx_plugin_diffusion.data import Example, read_examples
 from stacx_plugin_diffusion.engine import FlowEngine, Request
 from stacx_plugin_diffusion.grids import class_diversity, write_grid
+from stacx_plugin_diffusion.knobs import check_lora
 from stacx_plugin_diffusion.models import FlowModel, load_flow_model
 from stacx_plugin_diffusion.rewards import MediaReward, load_reward
 from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of
@@ -35,6 +36,7 @@ class FlowSetup(RunSetup):
     """See :class:`stacx_core.RunSetup`."""
 
     def __init__(self, config: TrainingConfig, args: Args) -> None:
+        check_lora(args)
         self.args = args
         self.roll_in: RollIn = resolve_object(config.rollout)(args)
         self.evaluation = DrawnEvaluation(args) if args.eval_prompt_data is not None else None
@@ -43,10 +45,12 @@ class FlowSetup(RunSetup):
         """See the base class; what is read of the data by a model is read now.
 
         Raises:
-            ConfigError, DataError: Size or data do not fit the model.
+            ConfigError, DataError, ModelError: Size or data do not fit the model.
         """
         engine = FlowEngine(cast(FlowModel, model), self.args, next(model.parameters()).device)
         cast(FlowRollIn, self.roll_in).attach(engine)
+        if self.evaluation is not None:
+            engine.check([row.prompt for row in self.evaluation.rows if row.cond is None])
         return cast(RolloutEngine, engine)
 
     def before_training(self, learner: Learner, engine: RolloutEngine, completed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from stacx_plugin_diffusion.objectives import Terms
 
 class FlowSpecialization(Specialization):
     """A loss with one term for each state of a sample."""
+
+    guided: ClassVar[bool] = True
+    """Whether it is given velocities with the guidance of the run."""
 
     @abstractmethod
     def terms(self, velocity: Tensor, batch: Batch) -> Terms:

@@ -38,7 +38,12 @@ class FlowRollIn(RollIn):
         return read_examples(source)
 
     def attach(self, engine: FlowEngine) -> None:
-        """Take an engine, before the first rollout."""
+        """Take an engine, before the first rollout.
+
+        Raises:
+            ConfigError, DataError, ModelError: It cannot draw samples of the rows.
+        """
+        engine.check([prompt_of(row) for row in self.rows if row.cond is None])
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.RollIn`."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from stacx_core import Args, Rollout, Sample
+from stacx_core import Args, ConfigError, DataError, Rollout, Sample
 from stacx_plugin_diffusion.data import Example, Pair, read_examples, read_pairs
 from stacx_plugin_diffusion.engine import FlowEngine
 from stacx_plugin_diffusion.objectives import SigmaDensity, rwr_weights
@@ -41,6 +42,8 @@ class DataRollIn(FlowRollIn):
     def attach(self, engine: FlowEngine) -> None:
         """See the base class: encode all pictures."""
         self.rows = _encoded(self.args.prompt_data, engine)
+        if self.args.prompt_dropout:
+            engine.model.prompts.check([""])
         if self.held:
             held = _encoded(self.args.eval_data, engine)[: self.args.eval_limit]
             self._held_samples = self._samples("held", 0, held, engine, dropout=0.0)
@@ -78,7 +81,29 @@ class DataRollIn(FlowRollIn):
 
 
 def _encoded(source: str, engine: FlowEngine) -> list[Example]:
-    return read_examples(source, engine.model.encode_media, engine.model.media_channels)
+    """The rows with latents, of which the network can read each, as it can the prompts."""
+    model = engine.model
+    rows = read_examples(source, model.encode_media, model.media_channels)
+    _check_latent(rows[0].latent, rows[0].where, engine)
+    model.prompts.check([row.prompt for row in rows if row.cond is None])
+    return rows
+
+
+def _check_latent(latent: Tensor | None, where: str, engine: FlowEngine) -> None:
+    """Refuse a latent that the network does not take.
+
+    Raises:
+        DataError: Naming its shape, and what is wrong with it.
+    """
+    assert latent is not None
+    found, scale = tuple(latent.shape), engine.model.codec.downscale
+    try:
+        fits = found == engine.model.latent_shape(scale * latent.shape[-2], scale * latent.shape[-1])
+    except (ConfigError, IndexError) as error:
+        raise DataError(f"{where}: a latent of shape {list(found)} does not fit the network: {error}") from error
+    if not fits:
+        channels = engine.model.latent_channels(engine.model.config)
+        raise DataError(f"{where}: a latent of shape {list(found)}, where the network takes {channels} channels")
 
 
 class PairRollIn(FlowRollIn):
@@ -92,6 +117,8 @@ class PairRollIn(FlowRollIn):
         """See the base class: encode all pictures."""
         model = engine.model
         self.rows = read_pairs(self.args.prompt_data, model.encode_media, model.media_channels)
+        _check_latent(self.rows[0].chosen, self.rows[0].where, engine)
+        model.prompts.check([row.prompt for row in self.rows])
 
     def samples(self, rollout: int, rows: Sequence[Pair], engine: FlowEngine) -> Rollout:
         """See the base class."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from stacx_plugin_diffusion.conditions import Condition
 from stacx_plugin_diffusion.data import Example
 from stacx_plugin_diffusion.engine import FlowEngine, Request, Trajectory
 from stacx_plugin_diffusion.grids import class_diversity
+from stacx_plugin_diffusion.models import SETTINGS_FILE, FlowSettings
 from stacx_plugin_diffusion.objectives import WindowSchedule, best_and_worst, choose_steps
 from stacx_plugin_diffusion.rewards import load_reward
 from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of, noised, sample_of
@@ -174,7 +176,20 @@ class WindowRollIn(TrajectoryRollIn):
 
 
 class FinalRollIn(RewardedRollIn):
-    """Keeps the clean latents alone, with fresh noise at ``--nft-draws`` levels."""
+    """Keeps the clean latents alone, with fresh noise at ``--nft-draws`` levels.
+
+    Raises:
+        ConfigError: The model was made for a few large steps, which training on noised samples undoes.
+    """
+
+    def __init__(self, args: Args) -> None:
+        if FlowSettings.read(Path(args.hf_checkpoint)).step_distilled:
+            raise ConfigError(
+                f"--hf-checkpoint {args.hf_checkpoint!r} is step-distilled ({SETTINGS_FILE}): it was made for a few "
+                "large steps, and training it on noised samples makes what it draws in them blurry",
+                "train the model that it was distilled from, or use flow_grpo or mix_grpo",
+            )
+        super().__init__(args)
 
     def samples(self, rollout: int, rows: Sequence[Example], engine: FlowEngine) -> Rollout:
         """See the base class."""

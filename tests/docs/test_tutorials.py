@@ -27,7 +27,16 @@ OF_SGLANG = {
 }
 OF_ROUTERS = {"--balance-abs-threshold", "--disable-health-check", "--host", "--policy", "--port"}
 OF_RAY = {"--address", "--head"}
-OTHERS = {"--no-deps", "--check", "--collect-only", "--help", "--list", "--input-noise", "--reinforce-baseline", "--strict"}
+OTHERS = {
+    "--no-deps",
+    "--check",
+    "--collect-only",
+    "--help",
+    "--list",
+    "--input-noise",
+    "--reinforce-baseline",
+    "--strict",
+}
 NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS
 """Options of click, of docs/generate.py, nox, pytest and mypy, and of the example packages, which are not installed."""
 

@@ -8,12 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from stacx_core.recipes import REGISTRY
+from stacx_core.recipes import REGISTRY, Registration
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stacx-plugin-regression"
 LINES = Path(__file__).with_name("lines.py")
@@ -37,16 +38,21 @@ def site_of_lines(tmp_path: Path) -> Path:
 @pytest.fixture
 def installed(site_of_lines: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same in this process, which forgets what it had of it before, and remembers that alone afterwards."""
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in OURS}
-    others = [known for known in REGISTRY.registrations if known.module.partition(".")[0] not in OURS]
-    monkeypatch.setattr(REGISTRY, "registrations", others)
+    before = taken_out()
     monkeypatch.syspath_prepend(str(site_of_lines))
-    for name in before:
-        del sys.modules[name]
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-        del sys.modules[name]
-    sys.modules.update(before)
+    taken_out()
+    sys.modules.update(before[0])
+    REGISTRY.registrations += before[1]
+
+
+def taken_out() -> tuple[dict[str, ModuleType], list[Registration]]:
+    """Forget the modules of this test and the recipes that they registered, and return both."""
+    modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in OURS}
+    recipes = [known for known in REGISTRY.registrations if known.module.partition(".")[0] in OURS]
+    for known in recipes:
+        REGISTRY.registrations.remove(known)
+    return modules, recipes
 
 
 @pytest.fixture

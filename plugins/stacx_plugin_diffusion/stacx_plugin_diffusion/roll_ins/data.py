@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stacx_core import Args, ConfigError, DataError, Rollout, Sample
+from stacx_core import Args, ConfigError, DataError, ModelError, Rollout, Sample
 from stacx_plugin_diffusion.data import Example, Pair, read_examples, read_pairs
 from stacx_plugin_diffusion.engine import FlowEngine
 from stacx_plugin_diffusion.objectives import SigmaDensity, rwr_weights
@@ -50,7 +50,10 @@ class DataRollIn(FlowRollIn):
         """See the base class: encode all pictures."""
         self.rows = _encoded(self.args.prompt_data, engine)
         if self.args.prompt_dropout:
-            engine.model.prompts.check([""])
+            try:
+                engine.model.prompts.check([""])
+            except ModelError as error:
+                raise ModelError(error.message, *error.hints, "or leave no prompt out: --prompt-dropout 0") from error
         if self.held:
             held = _encoded(self.args.eval_data, engine)[: self.args.eval_limit]
             self._held_samples = self._samples("held", 0, held, engine, dropout=0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stacx_core import Args, sub_seed
-from stacx_plugin_diffusion.conditions import Condition, GuidedModel
+from stacx_plugin_diffusion.conditions import Condition, GuidedModel, stacked
 from stacx_plugin_diffusion.models import FlowModel
 from stacx_plugin_diffusion.objectives import make_schedule, transition, x0_from_velocity
 from stacx_plugin_diffusion.stepping import Stepping
@@ -72,15 +72,16 @@ class FlowEngine:
         """Of the samples."""
         return self.model.latent_shape(self.args.height, self.args.width)
 
-    def check(self, prompts: Sequence[str]) -> None:
-        """Refuse samples that cannot be drawn.
-
-        Raises:
-            ConfigError: The size of the samples does not fit the network.
-            ModelError: A prompt cannot be encoded.
-        """
-        _ = self.latent_shape
-        self.model.prompts.check(prompts)
+    @torch.no_grad()
+    def misfit(self, condition: Condition) -> str:
+        """Why the network cannot read a condition, by trying it on its smallest latent; empty where it can."""
+        side = self.model.codec.downscale * self.model.patch_size
+        x = torch.zeros(1, *self.model.latent_shape(side, side), device=self.device)
+        try:
+            self.model.predict_velocity(x, x.new_ones(1), stacked([condition], self.device))
+        except RuntimeError as error:
+            return str(error)
+        return ""
 
     def encode(self, prompts: Sequence[str]) -> list[Condition]:
         """The condition of each prompt; what was encoded once is kept."""

@@ -144,15 +144,17 @@ def recipe(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def options(digits_checkpoint: Path, prompts: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """The arguments of a small run; what is given last counts."""
+    """The arguments of a small run; what is given last counts. `needs` stands in for what RECIPES has."""
 
-    def build(algorithm: str, *further: str | Path, output: str = "run") -> list[str]:
+    def build(
+        algorithm: str, *further: str | Path, output: str = "run", needs: tuple[str, ...] | None = None
+    ) -> list[str]:
         given = ["train", "--algorithm", algorithm, "--hf-checkpoint", digits_checkpoint, "--prompt-data", prompts]
         given += ["--output-dir", tmp_path / output, "--height", "8", "--width", "8", "--sampling-steps", "4"]
         given += ["--rollout-batch-size", "2", "--num-rollout", "2", "--lr", "1e-3"]
         if algorithm != "flow_sft":
             given += ["--n-samples-per-prompt", "3"]
-        return [str(argument) for argument in (*given, *RECIPES[algorithm], *further)]
+        return [str(argument) for argument in (*given, *(RECIPES[algorithm] if needs is None else needs), *further)]
 
     return build
 

@@ -8,26 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stacx_core import Args, ConfigError, DataError, Rollout, Sample
+from stacx_core import Args, ConfigError, DataError, ModelError, Rollout, Sample
 from stacx_plugin_diffusion.data import Example, Pair, read_examples, read_pairs
 from stacx_plugin_diffusion.engine import FlowEngine
 from stacx_plugin_diffusion.objectives import SigmaDensity, rwr_weights
-from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of, noised, sample_of
+from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, check_conditions, conditions_of, noised, sample_of
 
 
 def density_of(args: Args) -> SigmaDensity:
-    """How the run draws noise levels."""
-    return SigmaDensity(
-        args.sigma_density,
-        args.density_mean,
-        args.density_std,
-        args.density_scale,
-        args.density_alpha,
-        args.density_beta,
-        args.sigma_shift,
-        args.sigma_min,
-        args.sigma_max,
-    )
+    """How the run draws noise levels.
+
+    Raises:
+        ConfigError: A parameter does not fit the density.
+    """
+    try:
+        return SigmaDensity(
+            args.sigma_density,
+            args.density_mean,
+            args.density_std,
+            args.density_scale,
+            args.density_alpha,
+            args.density_beta,
+            args.sigma_shift,
+            args.sigma_min,
+            args.sigma_max,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--sigma-density {args.sigma_density}: {error}") from error
 
 
 class DataRollIn(FlowRollIn):
@@ -43,7 +50,10 @@ class DataRollIn(FlowRollIn):
         """See the base class: encode all pictures."""
         self.rows = _encoded(self.args.prompt_data, engine)
         if self.args.prompt_dropout:
-            engine.model.prompts.check([""])
+            try:
+                engine.model.prompts.check([""])
+            except ModelError as error:
+                raise ModelError(error.message, *error.hints, "or leave no prompt out: --prompt-dropout 0") from error
         if self.held:
             held = _encoded(self.args.eval_data, engine)[: self.args.eval_limit]
             self._held_samples = self._samples("held", 0, held, engine, dropout=0.0)
@@ -85,7 +95,7 @@ def _encoded(source: str, engine: FlowEngine) -> list[Example]:
     model = engine.model
     rows = read_examples(source, model.encode_media, model.media_channels)
     _check_latent(rows[0].latent, rows[0].where, engine)
-    model.prompts.check([row.prompt for row in rows if row.cond is None])
+    check_conditions(rows, engine)
     return rows
 
 
@@ -96,14 +106,14 @@ def _check_latent(latent: Tensor | None, where: str, engine: FlowEngine) -> None
         DataError: Naming its shape, and what is wrong with it.
     """
     assert latent is not None
-    found, scale = tuple(latent.shape), engine.model.codec.downscale
+    found, scale = list(latent.shape), engine.model.codec.downscale
+    channels = engine.model.latent_channels(engine.model.config)
+    if len(found) != 3 or found[0] != channels:
+        raise DataError(f"{where}: a latent of shape {found}, where the network takes [{channels}, H, W]")
     try:
-        fits = found == engine.model.latent_shape(scale * latent.shape[-2], scale * latent.shape[-1])
-    except (ConfigError, IndexError) as error:
-        raise DataError(f"{where}: a latent of shape {list(found)} does not fit the network: {error}") from error
-    if not fits:
-        channels = engine.model.latent_channels(engine.model.config)
-        raise DataError(f"{where}: a latent of shape {list(found)}, where the network takes {channels} channels")
+        engine.model.latent_shape(scale * found[1], scale * found[2])
+    except ConfigError as error:
+        raise DataError(f"{where}: a latent of shape {found} does not fit the network: {error}") from error
 
 
 class PairRollIn(FlowRollIn):

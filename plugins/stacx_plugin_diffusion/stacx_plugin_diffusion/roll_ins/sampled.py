@@ -14,7 +14,7 @@ from stacx_core import Args, ConfigError, Rollout, Sample, sub_seed
 from stacx_plugin_diffusion.conditions import Condition
 from stacx_plugin_diffusion.data import Example
 from stacx_plugin_diffusion.engine import FlowEngine, Request, Trajectory
-from stacx_plugin_diffusion.grids import class_diversity
+from stacx_plugin_diffusion.grids import mean_diversity
 from stacx_plugin_diffusion.models import SETTINGS_FILE, FlowSettings
 from stacx_plugin_diffusion.objectives import WindowSchedule, best_and_worst, choose_steps
 from stacx_plugin_diffusion.rewards import load_reward
@@ -90,12 +90,11 @@ class RewardedRollIn(FlowRollIn):
 
 def _metrics(rewards: Tensor, media: Tensor, prompts: Sequence[str]) -> dict[str, float]:
     scored = rewards[rewards.isfinite()]
-    spread = list(class_diversity(media, prompts).values())
     return {
         "reward_mean": float(scored.mean()) if len(scored) else 0.0,
         "reward_std": float(scored.std(correction=0)) if len(scored) else 0.0,
         "without_reward": float(len(rewards) - len(scored)),
-        **({"diversity": sum(spread) / len(spread)} if spread else {}),
+        **mean_diversity(media, prompts),
     }
 
 

@@ -37,7 +37,8 @@ OTHERS = {
     "--reinforce-baseline",
     "--strict",
 }
-NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS
+OF_CONTAINERS = {"--chmod", "--chown", "--scope", "--security-opt", "--user"}
+NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS | OF_CONTAINERS
 """Options of click, of docs/generate.py, nox, pytest and mypy, and of the example packages, which are not installed."""
 
 
@@ -65,6 +66,7 @@ def test_every_flag_that_is_mentioned_exists(pages: Any) -> None:
     known = NOT_OURS | {flag for knob in knobs for flag in (knob.flag, f"--no-{knob.flag[2:]}")}
     context = click.Context(stacx)
     commands = [stacx, *(stacx.get_command(context, name) for name in stacx.list_commands(context))]
+    commands += [below for group in commands[1:] if isinstance(group, click.Group) for below in group.commands.values()]
     known |= {option for command in commands if command for p in command.get_params(context) for option in p.opts}
     for page in pages:
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", page.text))

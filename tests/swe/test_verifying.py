@@ -36,7 +36,7 @@ def test_what_is_no_reward(sandbox, make_task, test, message):
 
 
 def test_the_tests_have_a_home_of_their_own(sandbox, make_task):
-    sandbox.run("mkdir -p $HOME/.local/lib; echo x > $HOME/.profile", 5)
+    sandbox.run("mkdir -p $HOME/.local/lib; echo x > $HOME/.profile", 30)
     task = make_task(test='[ -z "$(ls ~ | grep -v .keep)" ] && [ ! -e ~/.profile ] && r=1; ' + WRITE.format("'$r'"))
     assert verify(sandbox, task).reward == 1.0
 

@@ -37,7 +37,7 @@ def host(make_task, tmp_path) -> HostSandbox:
 
 
 def test_commands(host):
-    result = host.run("pwd; echo $A; echo err >&2; exit 3", 5, {"A": "b c"})
+    result = host.run("pwd; echo $A; echo err >&2; exit 3", 30, {"A": "b c"})
     assert (result.output, result.exit_code, result.timed_out) == (f"{host.workdir}\nb c\nerr\n", 3, False)
     late = host.run("echo begun; sleep 60", 0.3)
     assert (late.output, late.exit_code, late.timed_out) == ("begun\n", 124, True)
@@ -52,12 +52,12 @@ def test_files(host, tmp_path):
     host.write("a b/data", data)
     assert host.read("a b/data") == data
     host.write("tool", b"#!/bin/sh\necho ran\n", executable=True)
-    assert host.run("./tool", 5).output == "ran\n"
+    assert host.run("./tool", 30).output == "ran\n"
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "file").write_text("x")
     host.copy_in(tmp_path / "given", "copied")
     assert host.read("copied/file") == b"x"
-    host.run("ln -s tool link", 5)
+    host.run("ln -s tool link", 30)
     for path, message in (("nowhere", "Errno 2"), ("link", "a link"), ("a b", "no regular file")):
         with pytest.raises(OSError, match=message):
             host.read(path)

@@ -86,7 +86,7 @@ def test_folders_and_patterns(provider, make_task):
     for name in ("d/a.py", "d/b.py", "d/e/c"):
         (task.environment / name).write_text(name)
     opened = provider.open(task)
-    output = opened.run("cd /; find all d w -type f | sort", 5).output
+    output = opened.run("cd /; find all d w -type f | sort", 30).output
     opened.close()
     assert output.split() == [
         *("all/Dockerfile", "all/d/a.py", "all/d/b.py", "all/d/e/c", "all/score.txt"),

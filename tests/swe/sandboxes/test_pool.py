@@ -47,7 +47,7 @@ def test_an_episode_that_fails_gives_its_place_back(provider, make_task):
         with pytest.raises(ZeroDivisionError), pool.open(task):
             raise ZeroDivisionError
     with pool.open(task) as sandbox:
-        assert sandbox.run("echo in", 5).output == "in\n"
+        assert sandbox.run("echo in", 30).output == "in\n"
 
 
 @pytest.mark.parametrize("size", [0, -1, 10_000])

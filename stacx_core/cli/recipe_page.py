@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from stacx_core.aggregations import AGGREGATIONS, SYMBOLS
-from stacx_core.batch_keys import BATCH_KEYS, PRODUCERS
+from stacx_core.batch_keys import PRODUCERS
 from stacx_core.cli.listing import sync_text
 from stacx_core.cli.options import Session, config_option, json_option, plugin_options
 from stacx_core.cli.output import print_json, print_table, print_title
@@ -122,21 +122,21 @@ def _role(role: ModelRole) -> dict[str, Any]:
 
 def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
     """Return what each role reads, in the order in which the stages write it."""
-    rows = []
+    rows, known = list[dict[str, Any]](), config.batch_keys
     for role in config.roles:
         for key, conditions in role.reads.items():
             rows.append(
                 {
                     "role": role.name,
                     "key": key,
-                    "element": BATCH_KEYS[key].element,
+                    "element": known[key].element,
                     "written_by": _producer(config, role, key),
                     "when": [_condition(config, condition) for condition in conditions],
                     "sent_to": _sent_to(config, role, key),
-                    "description": BATCH_KEYS[key].description,
+                    "description": known[key].description,
                 }
             )
-    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(BATCH_KEYS[row["key"]].producer)))
+    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(known[row["key"]].producer)))
 
 
 def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
@@ -150,7 +150,7 @@ def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
                 return f"sync from {source} ({sync.mode})"
     if key in config.rollout_fields:
         return "rollout"
-    usual = BATCH_KEYS[key].producer
+    usual = config.batch_keys[key].producer
     return f"forward of {role.name}" if usual == "sync" else usual
 
 

@@ -34,9 +34,7 @@ def active_roles(config: TrainingConfig, args: Args) -> list[ModelRole]:
     senders = {end for sync in active_syncs(config, args) for end in (sync.src, sync.dst)}
     taking_part = [role for role in config.roles if role.when is None or role.when(args)]
     return [
-        role
-        for role in taking_part
-        if role.trainable or role.stateful or role.sync_to_rollout or role.name in senders
+        role for role in taking_part if role.trainable or role.stateful or role.sync_to_rollout or role.name in senders
     ]
 
 

@@ -83,7 +83,7 @@ def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, mess
         ("[optimiser]\n", "run.toml: unknown section [optimiser] (did you mean 'optimizer'?)"),
         (
             "[weights_and_biases]\nname = 1\n",
-            "run.toml: unknown section [weights_and_biases]; there are dagger, data, distill, environment, eval, grpo,",
+            "run.toml: unknown section [weights_and_biases]; there are advantages, dagger, data, distill, environment,",
         ),
         ("[recipe]\nalgorithm = 3\n", "run.toml: recipe.algorithm: expected str, got int 3"),
         ("[plugins]\nenable = 3\n", "plugins.enable in {folder}/run.toml is 3; it must be a list of plugin names"),

@@ -57,7 +57,7 @@ def write_sheet(path: Path, drawers: Mapping[str, Drawer], seed: int) -> None:
     sheet = Image.new("L", (width, TOP + len(strips) * (TILE + GAP)), "white")
     draw = ImageDraw.Draw(sheet)
     for column, name in enumerate(CLASSES * PER_CLASS):
-        draw.text((LEFT + column * (TILE + GAP) + TILE // 2, TOP - GAP), name, fill="black", anchor="mb")
+        draw.text((LEFT + column * (TILE + GAP) + TILE // 2, TOP - GAP), name, fill="black", anchor="ms")
     for row, (name, strip) in enumerate(strips.items()):
         top = TOP + row * (TILE + GAP)
         draw.text((GAP, top + TILE // 2), name, fill="black", anchor="lm")

@@ -88,8 +88,14 @@ class Run:
     def score(self, teacher: float) -> Score:
         """What it came to."""
         first, *_, last = self.evaluations
-        values = (line[f"eval/{name}"] for name in ("reward_mean", "diversity") for line in (first, last))
-        return Score(*values, float((self.folder / "seconds").read_text("utf-8")), teacher)
+        return Score(
+            before=first["eval/reward_mean"],
+            after=last["eval/reward_mean"],
+            diversity_before=first["eval/diversity"],
+            diversity_after=last["eval/diversity"],
+            seconds=float((self.folder / "seconds").read_text("utf-8")),
+            teacher=teacher,
+        )
 
     def keep_grids(self, folder: Path) -> None:
         """Copy the samples before and after."""

@@ -1,0 +1,1 @@
+"""Software-engineering agents: tasks, sandboxes, agents, and the gateway that records them."""

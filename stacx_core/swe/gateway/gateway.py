@@ -21,6 +21,8 @@ from stacx_core.swe.gateway.rendering import Renderer
 from stacx_core.swe.gateway.server import Endpoint
 from stacx_core.swe.gateway.sessions import Session
 
+CLOSING_SECONDS = 0.1
+"""How long requests that are being answered are waited for when the gateway closes; aiohttp waits for ever at 0."""
 _NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*")
 
 
@@ -55,7 +57,7 @@ class Gateway(AbstractContextManager["Gateway"]):
         self._answerer = Answerer(settings, tokenizer, engine, teacher, who)
         endpoint = Endpoint(self._answerer, renderer, self._sessions, self.key)
         self._runner = web.AppRunner(
-            endpoint.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0
+            endpoint.application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSING_SECONDS
         )
         self._loop = LoopThread()
         self._open = True

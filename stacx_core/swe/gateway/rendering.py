@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -78,7 +79,7 @@ class Renderer:
         """
         stand_in: Message = {"role": "assistant", "content": _MARK}
         try:
-            history = self.text(messages[:answer], tools, open_turn=False)
+            history = self._history(messages[:answer], tools)
             marked = self.text([*messages[:answer], stand_in, *messages[answer + 1 :]], tools)
         except ApiError:
             return None
@@ -87,6 +88,10 @@ class Renderer:
             return None
         shown = whole[len(history) : len(whole) - len(behind)]
         return behind if _squeezed(messages[answer]["content"]) in _squeezed(shown) else None
+
+    def _history(self, messages: Sequence[Message], tools: Tools) -> str:
+        """The messages with neither an opened turn nor the end that some templates put behind a conversation."""
+        return commonprefix([self.text(messages, tools, open_turn=opened) for opened in (True, False)])  # noqa: RUF071
 
 
 def _squeezed(text: str) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_parts import Answer, chat_tokenizer, send
 from transformers import PreTrainedTokenizerBase
 
+from gateway_parts import Answer, chat_tokenizer, send
 from stacx_core.rollout.engine import SamplingParams
 from stacx_core.swe.gateway.answering import GatewaySettings
 from stacx_core.swe.gateway.gateway import Gateway

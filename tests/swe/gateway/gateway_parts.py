@@ -92,10 +92,10 @@ class Remembering(ABC):
         return nullcontext()
 
     def update_weights(self, model: Any, version: int) -> None:
-        pass
+        return
 
     def close(self) -> None:
-        pass
+        return
 
 
 class Scripted(Remembering):

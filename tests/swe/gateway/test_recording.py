@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_parts import BASH, TASK, TEMPLATE, Policy, Remembering, Scripted, chat_tokenizer
 
+from gateway_parts import BASH, TASK, TEMPLATE, Policy, Remembering, Scripted, chat_tokenizer
 from stacx_core.data.sample import Sample
 
 

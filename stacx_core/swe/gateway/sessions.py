@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,8 @@ from itertools import count
 from stacx_core.data.sample import Message
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Outcome, Turn
 from stacx_core.swe.gateway.errors import unknown_session
-from stacx_core.swe.gateway.messages import Key, message_key, newest_text
+from stacx_core.swe.gateway.messages import message_key, newest_text
 from stacx_core.swe.gateway.rendering import Renderer, Tools
-
-Conversation = tuple[str, tuple[Key, ...]]
-"""The tools and the messages that an answer ended."""
 
 
 @dataclass
@@ -79,7 +77,8 @@ class Session:
         self.trouble: tuple[Outcome, str] | None = None
         """Why the last request was not answered."""
         self._roots: list[Call] = []
-        self._by_conversation: dict[Conversation, Call] = {}
+        self._by_conversation: dict[bytes, Call] = {}
+        """By the digest of the tools and the messages that the answer ended."""
         self._numbers: set[int] = set()
         self.over = False
         """Whether it takes no more requests."""
@@ -91,14 +90,14 @@ class Session:
             ApiError: The chat template refuses the messages, or they cannot be tokenised.
         """
         whole = renderer.text(messages, tools)
-        for call, answer in self._earlier(messages, tools):
-            behind = renderer.behind(whole, messages, answer, tools)
-            if behind is not None:
-                said = [*call.turn.context, *call.turn.ids]
-                ids = renderer.ids(behind)
-                context = [*said, *(ids[1:] if ids[:1] == said[-1:] else ids)]
-                return Asked(messages, tools, context, call, self._number())
-        return Asked(messages, tools, renderer.ids(whole), None, self._number())
+        parent, answer = self._earlier(messages, tools)
+        behind = None if parent is None else renderer.behind(whole, messages, answer, tools)
+        if parent is None or behind is None:
+            return Asked(messages, tools, renderer.ids(whole), None, self._number())
+        said = [*parent.turn.context, *parent.turn.ids]
+        ids = renderer.ids(behind)
+        context = [*said, *(ids[1:] if ids[:1] == said[-1:] else ids)]
+        return Asked(messages, tools, context, parent, self._number())
 
     def record(self, asked: Asked, turn: Turn, answer: Message, malformed: int = 0) -> None:
         """Keep the answer to a request.
@@ -116,7 +115,7 @@ class Session:
             raise unknown_session(self.name)
         call = Call(turn)
         (self._roots if asked.parent is None else asked.parent.next).append(call)
-        self._by_conversation[_conversation([*asked.messages, answer], asked.tools)] = call
+        self._by_conversation[_digests([*asked.messages, answer], asked.tools)[-1]] = call
         self.trouble = None
         self.counts.update(cut=turn.cut, malformed_tool_calls=malformed)
 
@@ -151,14 +150,14 @@ class Session:
         self._numbers.add(number)
         return number
 
-    def _earlier(self, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Call, int]]:
-        """Calls whose answer is among the messages, with its place, the longest conversation first."""
-        named, keys = _conversation(messages, tools)
+    def _earlier(self, messages: Sequence[Message], tools: Tools) -> tuple[Call | None, int]:
+        """The call with the longest conversation that the messages begin with, and the number of its answer."""
+        digests = _digests(messages, tools)
         for number in range(len(messages) - 1, 0, -1):
-            if messages[number]["role"] == "assistant":
-                call = self._by_conversation.get((named, keys[: number + 1]))
-                if call is not None:
-                    yield call, number
+            call = self._by_conversation.get(digests[number])
+            if call is not None:
+                return call, number
+        return None, 0
 
     def _walk(self) -> Iterator[Call]:
         waiting = self._roots[::-1]
@@ -168,5 +167,9 @@ class Session:
             waiting += call.next[::-1]
 
 
-def _conversation(messages: Sequence[Message], tools: Tools) -> Conversation:
-    return str(tools), tuple(map(message_key, messages))
+def _digests(messages: Sequence[Message], tools: Tools) -> list[bytes]:
+    """Of the tools and the messages up to each one."""
+    digests = [hashlib.sha256(repr(tools).encode(errors="surrogatepass")).digest()]
+    for message in messages:
+        digests.append(hashlib.sha256(digests[-1] + repr(message_key(message)).encode()).digest())
+    return digests[1:]

@@ -49,10 +49,10 @@ async def until(asked: threading.Semaphore) -> None:
     assert await asyncio.to_thread(asked.acquire, timeout=SECONDS)
 
 
-async def begun(session: Any, number: int) -> None:
-    """Wait until so many requests of a session were begun."""
+async def waiting(gateway: Any, number: int) -> None:
+    """Wait until so many requests wait for the engine."""
     async with asyncio.timeout(SECONDS):
-        while len(session._numbers) < number:
+        while gateway._answerer._student._queue.qsize() < number:
             await asyncio.sleep(0)
 
 
@@ -66,8 +66,7 @@ def test_what_waits_while_the_engine_is_busy_goes_together_and_none_is_lost(serv
             first = asyncio.create_task(ask(http, gateway, sessions[0], "0"))
             await until(engine.asked)
             others = [asyncio.create_task(ask(http, gateway, own, f"{i}")) for i, own in enumerate(sessions) if i]
-            for own in sessions:
-                await begun(own, 1)
+            await waiting(gateway, 63)
             engine.gate.release(2)
             return await asyncio.gather(first, *others)
 
@@ -107,7 +106,7 @@ def test_requests_with_other_parameters_make_another_batch(serve: Any, tokenizer
             tasks = [asyncio.create_task(ask(http, gateway, session, "first"))]
             await until(engine.asked)
             tasks += [asyncio.create_task(ask(http, gateway, session, "a", max_tokens=n)) for n in (1, 2, 1)]
-            await begun(session, 4)
+            await waiting(gateway, 3)
             engine.gate.release(3)
             return await asyncio.gather(*tasks)
 
@@ -126,7 +125,7 @@ def test_of_a_client_that_goes_away_nothing_is_recorded(serve: Any, tokenizer: A
             gone = [asyncio.create_task(ask(http, gateway, session, "gone"))]
             await until(engine.asked)
             gone.append(asyncio.create_task(ask(http, gateway, session, "gone too", stream=True)))
-            await begun(session, 2)
+            await waiting(gateway, 1)
             for task in gone:
                 task.cancel()
             await asyncio.gather(*gone, return_exceptions=True)

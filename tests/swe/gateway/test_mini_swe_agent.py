@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gateway_parts import TASK, Scripted
-from stacx_core.rollout.teachers.protocol import TeacherAction
 from stacx_core.rollout.teachers.scripted import ScriptedTeacher
 from stacx_core.swe.gateway.gateway import Gateway
 from stacx_core.swe.gateway.sessions import Session
@@ -91,6 +90,5 @@ def test_it_cannot_tell_a_teacher_from_the_student(serve: Any, tokenizer: Any, t
     assert mini(gateway, session, tmp_path)["info"]["exit_status"] == "Submitted"
     episode = gateway.finish(session, reward=1.0)
     assert [turn.executor for turn in episode.turns] == ["student", "teacher"]
-    (acted,) = expert.act([], None) or [TeacherAction(episode.turns[1].ids, episode.turns[1].text)]
-    assert acted.text == solve("Please solve fixed it")
+    assert episode.turns[1].text == solve("Please solve fixed it")
     assert len(engine.said) == 1

@@ -83,7 +83,13 @@ class Gateway(AbstractContextManager["Gateway"]):
         return session
 
     def finish(self, session: Session, reward: float, outcome: Outcome = "done", error: str = "") -> Episode:
-        """End a session, whose later requests are refused; see :meth:`Session.end`."""
+        """End a session, whose later requests are refused; see :meth:`Session.end`.
+
+        Raises:
+            ValueError: It has ended.
+        """
+        if session.over:
+            raise ValueError(f"the session {session.name!r} has ended")
 
         async def ended() -> Episode:
             del self._sessions[session.name]

@@ -95,7 +95,7 @@ class Reply:
 
 def reply_to(request: ChatRequest, turn: Turn, model: str) -> Reply:
     """The reply that a turn is, with its tool calls found where the request allows for some."""
-    parsed = parse_tool_calls(turn.text, request.tool_names) if request.calls_tools else ParsedText(turn.text)
+    parsed = parse_tool_calls(turn.text, request.tool_types) if request.calls_tools else ParsedText(turn.text)
     return Reply(model, turn, parsed, call_ids=[f"call_{uuid4().hex[:24]}" for _ in parsed.calls])
 
 

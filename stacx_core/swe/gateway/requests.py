@@ -59,9 +59,9 @@ class ChatRequest:
     include_usage: bool
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        """The names of the tools."""
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def tool_types(self) -> dict[str, dict[str, str]]:
+        """Name of each tool -> the JSON types of its parameters, as far as they are told."""
+        return {tool["function"]["name"]: _types(tool["function"].get("parameters")) for tool in self.tools}
 
 
 def read_request(body: Any, model: str) -> ChatRequest:
@@ -119,6 +119,14 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{where}.function must be an object with a 'name'", f"{where}.function")
     return tools
+
+
+def _types(schema: Any) -> dict[str, str]:
+    """Of a JSON schema's properties; a schema is the client's, and may be anything."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    given = properties.items() if isinstance(properties, dict) else ()
+    types = {name: own.get("type") for name, own in given if isinstance(own, dict)}
+    return {name: kind for name, kind in types.items() if isinstance(kind, str)}
 
 
 def _choice(choice: Any) -> bool:

@@ -84,8 +84,9 @@ class Answerer:
                 fails otherwise.
         """
         params = self._params(asked, request, session)
-        future = self._handed_on(asked, params, session, self._seed(session, asked, request))
+        seed = self._seed(session, asked, request)
         try:
+            future = self._handed_on(asked, params, session, seed)
             answer: Generation | TeacherAction | None = await asyncio.wrap_future(future)
         except Exception as error:
             raise _failed(session, error) from error

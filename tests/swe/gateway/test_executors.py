@@ -123,6 +123,14 @@ def test_an_executor_that_there_is_not(serve: Any, chat: Any) -> None:
     assert "there is no engine" in answer.json["error"]["message"]
 
 
+def test_a_choice_that_fails_costs_its_run_only(serve: Any, chat: Any, tokenizer: Any) -> None:
+    engine = Scripted(lambda prompt: "yes", tokenizer)
+    gateway = serve(engine, None, lambda task, turn: {1: "student"}[task.sample])
+    lost, kept = gateway.open(EpisodeTask(0, 0, 0, "t")), gateway.open(EpisodeTask(0, 1, 0, "t"))
+    assert [chat(gateway, own, [user("a")]).status for own in (lost, kept)] == [500, 200]
+    assert [gateway.finish(own, 1.0).outcome for own in (lost, kept)] == ["env_error", "done"]
+
+
 def test_the_student_says_the_same_whoever_else_is_asked(serve: Any, chat: Any, chat_checkpoint: Path) -> None:
     """Its seed follows from the run, the rollout, the task and the request's number."""
     said = []

@@ -45,7 +45,7 @@ def mini(gateway: Gateway, session: Session, folder: Path) -> dict[str, Any]:
     home.mkdir(parents=True)
     work.mkdir()
     own = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"}
-    given = {"OPENAI_API_KEY": gateway.key, "OPENAI_API_BASE": session.base_url, "MSWEA_GLOBAL_CONFIG_DIR": str(home)}
+    given = {"OPENAI_API_KEY": gateway.key, "OPENAI_BASE_URL": session.base_url, "MSWEA_GLOBAL_CONFIG_DIR": str(home)}
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     written = folder / "trajectory.json"
     command = [PYTHON, "-m", "minisweagent.run.mini", "--model", "openai/policy", "--yolo", "--exit-immediately"]

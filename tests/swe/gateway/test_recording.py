@@ -216,7 +216,7 @@ def test_thoughts_that_the_template_drops_make_a_sibling(serve: Any, chat: Any) 
 def test_parallel_agents_are_branches_and_none_is_lost(
     serve: Any, chat: Any, chat_checkpoint: Path, agents: int
 ) -> None:
-    """Sub-agents of one run that ask at once; what waits while the engine is busy goes to it together."""
+    """Sub-agents of one run that ask at once."""
     engine = Policy(chat_checkpoint)
     gateway = serve(engine, max_new_tokens=8)
     session = gateway.open(TASK)

@@ -11,13 +11,14 @@ from typing import Any
 import click
 
 from stacx_core.aggregations import AGGREGATIONS, SYMBOLS
-from stacx_core.batch_keys import BATCH_KEYS, PRODUCERS
+from stacx_core.batch_keys import PRODUCERS
 from stacx_core.cli.listing import sync_text
 from stacx_core.cli.options import Session, config_option, json_option, plugin_options
 from stacx_core.cli.output import print_json, print_table, print_title
 from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Knob
+from stacx_core.modality import LANGUAGE
 from stacx_core.plugins import HOST, ProvidedRecipe, load
 
 AGGREGATION_KNOB = "loss_aggregation"
@@ -49,6 +50,7 @@ def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
     return {
         "name": config.name,
         "family": config.family,
+        "modality": config.modality.name,
         "description": config.description,
         "distribution": plugin.distribution,
         "version": plugin.version,
@@ -56,7 +58,7 @@ def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
         "rollout": config.rollout,
         "rollout_fields": list(config.rollout_fields),
         "requires": [_flag(config, name) for name in config.requires],
-        "roles": [_role(role) for role in config.roles],
+        "roles": [_role(config, role) for role in config.roles],
         "syncs": [
             {
                 "src": sync.src,
@@ -108,11 +110,12 @@ def _summary(stage: Any) -> str:
     return texts[0].partition("\n")[0] if texts else ""
 
 
-def _role(role: ModelRole) -> dict[str, Any]:
+def _role(config: TrainingConfig, role: ModelRole) -> dict[str, Any]:
     return {
         "name": role.name,
         "specialization": _reference(role.specialization_cls),
-        "head": role.head,
+        "head": role.head if config.modality == LANGUAGE else None,
+        "inputs_key": role.inputs_key,
         "trainable": role.trainable,
         "sync_to_rollout": role.sync_to_rollout,
         "checkpoint": "--" + (role.load_arg or "hf_checkpoint").replace("_", "-"),
@@ -129,14 +132,14 @@ def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
                 {
                     "role": role.name,
                     "key": key,
-                    "element": BATCH_KEYS[key].element,
+                    "element": config.batch_keys[key].element,
                     "written_by": _producer(config, role, key),
                     "when": [_condition(config, condition) for condition in conditions],
                     "sent_to": _sent_to(config, role, key),
-                    "description": BATCH_KEYS[key].description,
+                    "description": config.batch_keys[key].description,
                 }
             )
-    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(BATCH_KEYS[row["key"]].producer)))
+    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(config.batch_keys[row["key"]].producer)))
 
 
 def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
@@ -150,7 +153,7 @@ def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
                 return f"sync from {source} ({sync.mode})"
     if key in config.rollout_fields:
         return "rollout"
-    usual = BATCH_KEYS[key].producer
+    usual = config.batch_keys[key].producer
     return f"forward of {role.name}" if usual == "sync" else usual
 
 
@@ -223,8 +226,9 @@ def _print_page(page: dict[str, Any]) -> None:
     click.echo(f"loss of a step = {aggregation['formula']}")
     click.echo(aggregation["symbols"])
     print_title("Rollout")
+    inputs = dict.fromkeys(role["inputs_key"] for role in page["roles"])
     rewards = ["rewards"] if any(row["key"] == "rewards" for row in page["batch_keys"]) else []
-    click.echo(f"{page['rollout']}, delivers {', '.join(['tokens', *rewards, *page['rollout_fields']])}")
+    click.echo(f"{page['rollout']}, delivers {', '.join([*inputs, *rewards, *page['rollout_fields']])}")
     click.echo(f"must be set: {', '.join(page['requires']) or 'nothing'}")
     print_title("Knobs")
     print_table(
@@ -247,7 +251,7 @@ def _print_roles(page: dict[str, Any]) -> None:
             (
                 role["name"],
                 role["specialization"],
-                role["head"],
+                role["head"] or "-",
                 _yes(role["trainable"]),
                 _yes(role["sync_to_rollout"]),
                 role["checkpoint"],

@@ -1,1 +1,1 @@
-"""Software-engineering agents: tasks, sandboxes, agents, and the gateway that records them."""
+"""Software-engineering agents: their tasks, the sandboxes they work in, and how what they did is scored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import torch
@@ -76,7 +77,10 @@ def _uncancelled(worker: RoleWorker, batch: Batch, cut: list[list[int]]) -> floa
 
     hook = worker.output_layer.register_full_backward_pre_hook(positive)
     try:
-        return float(_gradient(worker, batch, cut).norm())
+        with warnings.catch_warnings():
+            # The inputs of what is a whole model need no gradient.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            return float(_gradient(worker, batch, cut).norm())
     finally:
         hook.remove()
 

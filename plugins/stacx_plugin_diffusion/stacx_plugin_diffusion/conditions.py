@@ -31,11 +31,14 @@ class GuidedModel:
     Args:
         model: Predicts velocities.
         scale: Of the guidance; 1 for none.
+
+    Raises:
+        ModelError: Guidance needs the null prompt, and the model has none.
     """
 
     def __init__(self, model: FlowModel, scale: float) -> None:
         self.model, self.scale = model, scale
-        self._null: Condition | None = None
+        self._null: list[Condition] = list(model.encode([""])) if scale > 1 else []
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """``[N, *D]`` fp32 at N states, each with its condition.
@@ -46,10 +49,8 @@ class GuidedModel:
             conditions: N of them.
         """
         known = self.model.predict_velocity(x, sigma, stacked(conditions, x.device))
-        if self.scale <= 1:
+        if not self._null:
             return known
-        if self._null is None:
-            (self._null,) = self.model.encode([""])
         with torch.no_grad():
-            blank = self.model.predict_velocity(x, sigma, stacked([self._null] * len(x), x.device))
+            blank = self.model.predict_velocity(x, sigma, stacked(self._null * len(x), x.device))
         return merge_cfg(known, blank, self.scale)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stacx_core import Args, sub_seed
-from stacx_plugin_diffusion.conditions import Condition, GuidedModel
+from stacx_plugin_diffusion.conditions import Condition, GuidedModel, stacked
 from stacx_plugin_diffusion.models import FlowModel
 from stacx_plugin_diffusion.objectives import make_schedule, transition, x0_from_velocity
 from stacx_plugin_diffusion.stepping import Stepping
@@ -65,11 +65,23 @@ class FlowEngine:
         self.version = 0
         self.sigmas = make_schedule(args.sampling_steps, args.sigma_shift)
         self._conditions: dict[str, Condition] = {}
+        self._guided = GuidedModel(model, args.guidance_scale)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Of the samples."""
         return self.model.latent_shape(self.args.height, self.args.width)
+
+    @torch.no_grad()
+    def misfit(self, condition: Condition) -> str:
+        """Why the network cannot read a condition, by trying it on its smallest latent; empty where it can."""
+        side = self.model.codec.downscale * self.model.patch_size
+        x = torch.zeros(1, *self.model.latent_shape(side, side), device=self.device)
+        try:
+            self.model.predict_velocity(x, x.new_ones(1), stacked([condition], self.device))
+        except RuntimeError as error:
+            return str(error)
+        return ""
 
     def encode(self, prompts: Sequence[str]) -> list[Condition]:
         """The condition of each prompt; what was encoded once is kept."""
@@ -105,14 +117,14 @@ class FlowEngine:
     def _together(
         self, requests: Sequence[Request], stepping: Stepping | None, noisy: frozenset[int], keep: Sequence[int]
     ) -> list[Trajectory]:
-        shape, guided = self.latent_shape, GuidedModel(self.model, self.args.guidance_scale)
+        shape = self.latent_shape
         x = torch.stack([_noise(shape, _generator(r.seed if r.first_seed is None else r.first_seed)) for r in requests])
         generators = [_generator(request.seed, "steps") for request in requests]
         conditions = [request.condition for request in requests]
         x, kept = x.to(self.device), list[tuple[Tensor, Tensor, Tensor]]()
         for step, (sigma, following) in enumerate(zip(self.sigmas[:-1], self.sigmas[1:], strict=True)):
             levels = sigma.expand(len(x)).to(self.device), following.expand(len(x)).to(self.device)
-            velocity = guided.velocity(x, levels[0], conditions)
+            velocity = self._guided.velocity(x, levels[0], conditions)
             if step in noisy and stepping is not None:
                 made = stepping.transition(x, velocity, *levels, self.sigmas[1].expand(len(x)))
                 after = made.sample(torch.stack([_noise(shape, g) for g in generators]).to(self.device))
@@ -134,12 +146,12 @@ class FlowEngine:
     @torch.no_grad()
     def clean(self, x: Tensor, sigma: Tensor, requests: Sequence[Request]) -> Tensor:
         """``[N, *D]`` on the CPU: the clean latents that the model sees in states ``x`` at one noise level."""
-        guided, size, made = GuidedModel(self.model, self.args.guidance_scale), self.args.max_states_per_gpu, []
+        size, made = self.args.max_states_per_gpu, list[Tensor]()
         for start in range(0, len(x), size):
             part = x[start : start + size].to(self.device)
             levels = sigma.expand(len(part)).to(self.device)
             conditions = [request.condition for request in requests[start : start + size]]
-            made.append(x0_from_velocity(part, guided.velocity(part, levels, conditions), levels).cpu())
+            made.append(x0_from_velocity(part, self._guided.velocity(part, levels, conditions), levels).cpu())
         return torch.cat(made)
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -153,7 +165,10 @@ class FlowEngine:
 
     def update_weights(self, model: nn.Module, version: int) -> None:
         """Take the model, whose weights are read in place."""
-        self.model, self.version = cast(FlowModel, model), version
+        self.version = version
+        if model is not self.model:
+            self.model = cast(FlowModel, model)
+            self._guided = GuidedModel(self.model, self.args.guidance_scale)
 
     def close(self) -> None:
         """Nothing to let go of."""

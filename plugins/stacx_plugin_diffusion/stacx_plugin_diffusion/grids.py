@@ -74,6 +74,19 @@ def class_diversity(media: Tensor, labels: Sequence[Hashable]) -> dict[Hashable,
     }
 
 
+def mean_diversity(media: Tensor, labels: Sequence[Hashable]) -> dict[str, float]:
+    """The metric ``diversity``, the mean of :func:`class_diversity` over classes; none where no class has one.
+
+    Args:
+        media: ``[N, C, H, W]``; samples that are not finite do not count.
+        labels: The class of each sample, or its prompt.
+    """
+    sound = media.isfinite().flatten(1).all(1)
+    kept = [label for label, counts in zip(labels, sound.tolist(), strict=True) if counts]
+    spread = class_diversity(media[sound], kept).values()
+    return {"diversity": sum(spread) / len(spread)} if spread else {}
+
+
 def _enlarged(picture: Image.Image) -> Image.Image:
     scale = max(1, -(-TILE // min(picture.size)))
     return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)

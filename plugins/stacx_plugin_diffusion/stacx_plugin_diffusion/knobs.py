@@ -164,6 +164,27 @@ DISTILL_KNOBS = (
 )  # fmt: skip
 
 
+def check_lora(args: Args) -> None:
+    """Refuse settings of an adapter that there is not.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    for flag, value in (("--lora-alpha", args.lora_alpha), ("--lora-targets", args.lora_targets)):
+        if value is not None and not args.lora_rank:
+            raise ConfigError(f"{flag} has no effect without --lora-rank; add it, or leave {flag} out")
+
+
+def check_grpo(args: Args) -> None:
+    """Refuse groups of one, and what `check_sampled` refuses.
+
+    Raises:
+        ConfigError: Naming the flags.
+    """
+    _check_groups(args)
+    check_sampled(args)
+
+
 def check_sampled(args: Args) -> None:
     """Refuse noise that a schedule cannot have.
 
@@ -186,7 +207,7 @@ def check_mix(args: Args) -> None:
     Raises:
         ConfigError: Naming the flags.
     """
-    check_sampled(args)
+    check_grpo(args)
     end = args.sampling_steps - 1 if args.window_high is None else args.window_high
     if end > args.sampling_steps - 1:
         raise ConfigError(
@@ -202,23 +223,41 @@ def check_mix(args: Args) -> None:
 
 
 def check_nft(args: Args) -> None:
-    """Refuse awm with nothing that stops it.
+    """Refuse groups of one, and awm with nothing that stops it.
 
     Raises:
         ConfigError: Naming the flags.
     """
+    _check_groups(args)
     if args.nft_loss == "awm" and args.awm_clip is None and not args.nft_ref_coef:
         raise ConfigError(
             "--nft-loss awm rewards ever larger errors on bad samples; bound it by --awm-clip or --nft-ref-coef"
         )
 
 
-def check_sigma(args: Args) -> None:
-    """Refuse an empty range of noise levels.
+def _check_groups(args: Args) -> None:
+    if args.n_samples_per_prompt < 2:
+        raise ConfigError(
+            "--n-samples-per-prompt 1: a sample is compared with others of its prompt, so every advantage would be 0; "
+            "use at least 2"
+        )
+
+
+def check_sft(args: Args) -> None:
+    """Refuse an empty range of noise levels, and samples of a prompt.
 
     Raises:
         ConfigError: Naming the flags.
     """
+    _check_sigma(args)
+    if args.n_samples_per_prompt != 1:
+        raise ConfigError(
+            f"--n-samples-per-prompt {args.n_samples_per_prompt}: none is sampled here; use 1, and --sigma-draws for "
+            "more noise levels of each latent"
+        )
+
+
+def _check_sigma(args: Args) -> None:
     if args.sigma_min > args.sigma_max:
         raise ConfigError(f"--sigma-min {args.sigma_min} is above --sigma-max {args.sigma_max}")
 
@@ -229,7 +268,7 @@ def check_dpo(args: Args) -> None:
     Raises:
         ConfigError: Naming the flags.
     """
-    check_sigma(args)
+    _check_sigma(args)
     if args.loss_aggregation != "sample_mean":
         raise ConfigError(
             f"--loss-aggregation {args.loss_aggregation} weighs states; a loss of pairs has sample_mean alone"
@@ -246,7 +285,13 @@ def check_distill(args: Args) -> None:
     Raises:
         ConfigError: Naming the flags.
     """
-    check_sampled(args)
+    if args.distill_loss == "transition_kl":
+        check_sampled(args)
+    if args.distill_loss == "dmd" and args.guidance_scale > 1:
+        raise ConfigError(
+            f"--guidance-scale {args.guidance_scale:g} is of the student, whose few steps of --distill-loss dmd have "
+            "none; --teacher-guidance-scale is the teacher's"
+        )
     if args.dmd_noise_min >= args.dmd_noise_max:
         raise ConfigError("--dmd-noise-min must be below --dmd-noise-max")
     if args.distill_loss == "dmd" and args.num_steps_per_rollout * args.epochs_per_rollout > 1:

@@ -63,10 +63,14 @@ def flow_sft() -> TrainingConfig:
         requires=("hf_checkpoint", "prompt_data"),
         rollout="stacx_plugin_diffusion.roll_ins.data:DataRollIn",
         knobs=SFT_KNOBS,
-        check_args="stacx_plugin_diffusion.knobs:check_sigma",
+        check_args="stacx_plugin_diffusion.knobs:check_sft",
         modality=FLOW,
         supports=("data_parallel",),
     )
+
+
+GROUP = {"n_samples_per_prompt": 8}
+"""Default of the recipes that compare the samples of a prompt."""
 
 
 def _policy_gradient(name: str, description: str, **fields: object) -> TrainingConfig:
@@ -77,6 +81,7 @@ def _policy_gradient(name: str, description: str, **fields: object) -> TrainingC
         inputs_key="states",
         reads={
             "sigmas": (),
+            "steps": (),
             "next_states": (),
             "next_sigmas": (),
             "second_sigmas": (),
@@ -111,7 +116,8 @@ def flow_grpo() -> TrainingConfig:
         "Flow-GRPO: a clipped policy gradient on every noisy denoising step",
         rollout="stacx_plugin_diffusion.roll_ins.sampled:TrajectoryRollIn",
         knobs=GRPO_KNOBS,
-        check_args="stacx_plugin_diffusion.knobs:check_sampled",
+        defaults=GROUP,
+        check_args="stacx_plugin_diffusion.knobs:check_grpo",
     )
 
 
@@ -123,7 +129,7 @@ def mix_grpo() -> TrainingConfig:
         "MixGRPO: noise and training in a moving window of the denoising steps",
         rollout="stacx_plugin_diffusion.roll_ins.sampled:WindowRollIn",
         knobs=MIX_KNOBS,
-        defaults={"dynamics": "cps"},
+        defaults={**GROUP, "dynamics": "cps"},
         check_args="stacx_plugin_diffusion.knobs:check_mix",
     )
 
@@ -168,6 +174,7 @@ def diffusion_nft() -> TrainingConfig:
         requires=("hf_checkpoint", "prompt_data", "rm_type"),
         rollout="stacx_plugin_diffusion.roll_ins.sampled:FinalRollIn",
         knobs=NFT_KNOBS,
+        defaults=GROUP,
         check_args="stacx_plugin_diffusion.knobs:check_nft",
         modality=FLOW,
         supports=("data_parallel",),

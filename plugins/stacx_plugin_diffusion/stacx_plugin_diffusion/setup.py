@@ -23,10 +23,12 @@ from stacx_core import (
 )
 from stacx_plugin_diffusion.data import Example, read_examples
 from stacx_plugin_diffusion.engine import FlowEngine, Request
-from stacx_plugin_diffusion.grids import class_diversity, write_grid
-from stacx_plugin_diffusion.models import FlowModel, load_flow_model
+from stacx_plugin_diffusion.grids import mean_diversity, write_grid
+from stacx_plugin_diffusion.knobs import check_lora
+from stacx_plugin_diffusion.models import FlowModel, inputs_of, load_flow_model
 from stacx_plugin_diffusion.rewards import MediaReward, load_reward
-from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of
+from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, check_conditions, conditions_of
+from stacx_plugin_diffusion.roll_ins.sampled import RewardedRollIn
 
 GRID_COLUMNS = 8
 
@@ -35,18 +37,25 @@ class FlowSetup(RunSetup):
     """See :class:`stacx_core.RunSetup`."""
 
     def __init__(self, config: TrainingConfig, args: Args) -> None:
+        check_lora(args)
+        _check_other_models(config, args)
         self.args = args
         self.roll_in: RollIn = resolve_object(config.rollout)(args)
         self.evaluation = DrawnEvaluation(args) if args.eval_prompt_data is not None else None
+        if args.rm_type is not None and self.evaluation is None and not isinstance(self.roll_in, RewardedRollIn):
+            raise ConfigError("--rm-type has no effect: nothing is learnt from rewards here; add --eval-prompt-data")
 
     def engine(self, model: nn.Module) -> RolloutEngine:
         """See the base class; what is read of the data by a model is read now.
 
         Raises:
-            ConfigError, DataError: Size or data do not fit the model.
+            ConfigError, DataError, ModelError: Size or data do not fit the model.
         """
         engine = FlowEngine(cast(FlowModel, model), self.args, next(model.parameters()).device)
         cast(FlowRollIn, self.roll_in).attach(engine)
+        if self.evaluation is not None:
+            _ = engine.latent_shape
+            check_conditions(self.evaluation.rows, engine)
         return cast(RolloutEngine, engine)
 
     def before_training(self, learner: Learner, engine: RolloutEngine, completed: int) -> None:
@@ -54,6 +63,29 @@ class FlowSetup(RunSetup):
 
     def save(self, folder: Path) -> None:
         """Nothing to write: a saved model has its prompt encoder beside it."""
+
+
+def _check_other_models(config: TrainingConfig, args: Args) -> None:
+    """Refuse models that nothing reads, or that read other latents or prompts than the policy.
+
+    Raises:
+        ConfigError: Naming the flag.
+        ModelError: A folder is no checkpoint.
+    """
+    used = {sync.src for sync in config.syncs if sync.when is None or sync.when(args)}
+    readers = dict.fromkeys(knob for role in config.roles for knob in role.reads.get("ref_velocities", ()))
+    if args.ref_load is not None and not any(r.name in used for r in config.roles if r.load_arg == "ref_load"):
+        without = " without " + " or ".join("--" + name.replace("_", "-") for name in readers) if readers else ""
+        raise ConfigError(f"--ref-load has no effect{without}; leave it out")
+    for name in dict.fromkeys(role.load_arg for role in config.roles if role.load_arg is not None):
+        if args.get(name) is None:
+            continue
+        own, policys = inputs_of(args.get(name)), inputs_of(args.hf_checkpoint)
+        if own != policys:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {args.get(name)!r} reads {own}, and the policy {policys}: they must be "
+                "alike, since both are asked about the same states and prompts"
+            )
 
 
 class DrawnEvaluation:
@@ -81,10 +113,7 @@ class DrawnEvaluation:
             count = self.args.sample_grid
             write_grid(path, media[:count], GRID_COLUMNS, prompts[:count])
             self.pictures = (path,)
-        metrics = {"samples": float(len(media))}
-        spread = list(class_diversity(media, prompts).values())
-        if spread:
-            metrics["diversity"] = sum(spread) / len(spread)
+        metrics = {"samples": float(len(media)), **mean_diversity(media, prompts)}
         if self.reward is None:
             return metrics
         rewards = self.reward(media, prompts)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from stacx_core import Args, Batch, ModelRole, RoleWorker, Specialization, micro_batches, pick_device, select
+from stacx_core import (
+    Args,
+    Batch,
+    ConfigError,
+    ModelRole,
+    RoleWorker,
+    Specialization,
+    micro_batches,
+    pick_device,
+    select,
+)
 from stacx_plugin_diffusion.conditions import GuidedModel
 from stacx_plugin_diffusion.losses.base import FlowSpecialization
-from stacx_plugin_diffusion.models import LORA_TARGETS, FlowModel, add_lora, has_lora, load_flow_model
+from stacx_plugin_diffusion.models import LORA_TARGETS, FlowModel, add_lora, load_flow_model, lora_rank
 
 SIGMAS_OF = {"states": "sigmas", "compared_states": "compared_sigmas"}
 """What a role can be asked about -> the noise levels of that."""
@@ -26,18 +36,17 @@ class FlowWorker(RoleWorker):
     ) -> FlowWorker:
         """See :class:`stacx_core.RoleWorker`; a role that is trained, or follows one, gets the adapter of the run."""
         model = load_flow_model(checkpoint, dtype, pick_device(args.device))
-        if args.lora_rank and (role.trainable or role.stateful) and not has_lora(model):
-            targets = args.lora_targets.split(",") if args.lora_targets else LORA_TARGETS
-            add_lora(model, args.lora_rank, args.lora_alpha or args.lora_rank, targets, args.seed)
+        if args.lora_rank and (role.trainable or role.stateful):
+            _adapt(model, checkpoint, args)
         if args.gradient_checkpointing and role.trainable:
             model.gradient_checkpointing_enable()
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         worker = cls(role, model, specialization, args)
-        worker.adapted = trained
+        guided = cast(FlowSpecialization, specialization).guided
+        worker.guided = GuidedModel(model, args.guidance_scale if guided else 1.0)
         return worker
 
-    adapted: Sequence[str] = ()
-    """Names of the parameters that training changes."""
+    guided: GuidedModel
+    """The model as the loss sees it."""
 
     @property
     def output_layer(self) -> nn.Module:
@@ -67,8 +76,7 @@ class FlowWorker(RoleWorker):
         key = self.role.inputs_key
         lengths, conditions = micro["response_lengths"], micro["conditions"]
         each = [condition for condition, count in zip(conditions, lengths, strict=True) for _ in range(count)]
-        guided = GuidedModel(cast(FlowModel, self.model), self.args.guidance_scale)
-        return guided.velocity(torch.cat(list(micro[key])), torch.cat(list(micro[SIGMAS_OF[key]])), each)
+        return self.guided.velocity(torch.cat(list(micro[key])), torch.cat(list(micro[SIGMAS_OF[key]])), each)
 
     def tells(self, key: str) -> bool:
         """See :class:`stacx_core.RoleWorker`; the velocities of its name, and the old ones of a trained role."""
@@ -98,3 +106,21 @@ class FlowWorker(RoleWorker):
         if isinstance(value, Mapping):
             return {name: self._moved(entry) for name, entry in value.items()}
         return [self._moved(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _adapt(model: FlowModel, checkpoint: str, args: Args) -> None:
+    """Give a model the adapter of the run, unless it brings it.
+
+    Raises:
+        ConfigError: It brings one of another rank.
+        ModelError: The adapter does not fit.
+    """
+    present = lora_rank(model)
+    if present not in (0, args.lora_rank):
+        raise ConfigError(
+            f"{checkpoint!r}: --lora-rank {args.lora_rank}, but its adapter has rank {present}: leave the flag out to "
+            "train that one"
+        )
+    if not present:
+        targets = [name.strip() for name in args.lora_targets.split(",")] if args.lora_targets else LORA_TARGETS
+        add_lora(model, args.lora_rank, args.lora_alpha or args.lora_rank, targets, args.seed)

@@ -12,6 +12,8 @@ from stacx_plugin_diffusion.objectives import Terms, loss_weight, velocity_error
 class FlowMatching(FlowSpecialization):
     """``w(sigma) a mean_dims (v - (eps - x0))^2``; a is the sample's own weight."""
 
+    guided = False
+
     def terms(self, velocity: Tensor, batch: Batch) -> Terms:
         """See the base class; reports ``error``, without either weight."""
         error = velocity_error(velocity, self.stack(batch, "targets"))
@@ -29,6 +31,8 @@ class Frozen(FlowSpecialization):
 
 class Critic(FlowSpecialization):
     """``mean_dims (v - (eps - x_g))^2``: the critic of distribution matching learns what the generator makes."""
+
+    guided = False
 
     def terms(self, velocity: Tensor, batch: Batch) -> Terms:
         """See the base class."""

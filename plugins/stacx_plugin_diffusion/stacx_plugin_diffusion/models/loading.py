@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,9 @@ from stacx_plugin_diffusion.models.lora import load_adapter
 from stacx_plugin_diffusion.models.networks import NETWORKS
 from stacx_plugin_diffusion.models.prompts import load_prompts
 from stacx_plugin_diffusion.models.weights import NETWORK_FOLDER, fill, read_config, read_weights
+
+PROMPT_WIDTHS = ("prompt_dim", "joint_attention_dim", "pooled_dim", "pooled_projection_dim")
+"""Of prompt tokens and of the pooled prompt, as configs call them."""
 
 
 def load_flow_model(checkpoint: str | Path, dtype: torch.dtype, device: torch.device | str) -> FlowModel:
@@ -32,18 +36,7 @@ def load_flow_model(checkpoint: str | Path, dtype: torch.dtype, device: torch.de
             misshapen or damaged, or a package that the network needs and that is not installed.
     """
     folder, device = Path(checkpoint), torch.device(device)
-    if not folder.is_dir():
-        siblings = [child.name for child in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ModelError(
-            f"no folder {str(checkpoint)!r}{nearest(folder.name, siblings)}",
-            "give the folder of a diffusers pipeline; `hf download OWNER/NAME --local-dir FOLDER` fetches one",
-        )
-    config = read_config(folder / NETWORK_FOLDER)
-    name = config["_class_name"]
-    if name not in NETWORKS:
-        known = ", ".join(sorted(NETWORKS))
-        raise ModelError(f"{str(checkpoint)!r}: no adapter for {name!r}{nearest(name, NETWORKS)}; known: {known}")
-    kind = NETWORKS[name]
+    name, kind, config = _kind(folder)
     try:
         with torch.device("meta"):
             network = kind.build(config)
@@ -60,3 +53,30 @@ def load_flow_model(checkpoint: str | Path, dtype: torch.dtype, device: torch.de
     model = kind(network, config, FlowSettings.read(folder), prompts, codec)
     load_adapter(folder, network)
     return model
+
+
+def inputs_of(checkpoint: str | Path) -> str:
+    """What the network of a folder is asked about, in words, by its config alone.
+
+    Raises:
+        ModelError: No such folder, or a network of no known class or without config.
+    """
+    _, kind, config = _kind(Path(checkpoint))
+    widths = " and ".join(str(config[name]) for name in PROMPT_WIDTHS if name in config)
+    return f"latents of {kind.latent_channels(config)} channels and prompts of width {widths}"
+
+
+def _kind(folder: Path) -> tuple[str, type[FlowModel], dict[str, Any]]:
+    """Name, class and config of the network of a folder."""
+    if not folder.is_dir():
+        siblings = [child.name for child in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ModelError(
+            f"no folder {str(folder)!r}{nearest(folder.name, siblings)}",
+            "give the folder of a diffusers pipeline; `hf download OWNER/NAME --local-dir FOLDER` fetches one",
+        )
+    config = read_config(folder / NETWORK_FOLDER)
+    name = config["_class_name"]
+    if name not in NETWORKS:
+        known = ", ".join(sorted(NETWORKS))
+        raise ModelError(f"{str(folder)!r}: no adapter for {name!r}{nearest(name, NETWORKS)}; known: {known}")
+    return name, NETWORKS[name], config

@@ -53,6 +53,11 @@ def has_lora(model: FlowModel) -> bool:
     return any(".lora_" in name for name, _ in model.network.named_parameters())
 
 
+def lora_rank(model: FlowModel) -> int:
+    """The rank of the model's adapter; 0 without one."""
+    return int(model.network.peft_config[NAME].r) if has_lora(model) else 0  # type: ignore[index,union-attr]
+
+
 @contextmanager
 def adapter_off(model: FlowModel) -> Iterator[None]:
     """The model without its adapter, bit for bit what it was before the adapter was added.

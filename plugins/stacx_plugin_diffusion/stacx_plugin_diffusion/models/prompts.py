@@ -26,6 +26,13 @@ NOT_ENCODERS = ("transformer", "vae")
 class PromptEncoder(Protocol):
     """A prompt is ``prompt_embeds [L, E]`` and ``pooled_embeds [P]``, in ordinary memory."""
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """Refuse prompts that cannot be encoded, without encoding them.
+
+        Raises:
+            ModelError: Names one.
+        """
+
     def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
         """The tensors of each prompt; "" is the null prompt."""
 
@@ -80,15 +87,19 @@ class PromptTable:
             raise ModelError(f"{folder / TEXTS_FILE} is no list of texts")
         return cls(prompts, embeds, pooled, str(folder / TEXTS_FILE))
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """See the protocol; names near ones."""
+        for prompt in prompts:
+            if prompt not in self.rows:
+                raise self._unknown(prompt)
+
     def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
         """The rows of the prompts.
 
         Raises:
-            ModelError: One is not in the table; names near ones.
+            ModelError: One is not in the table.
         """
-        for prompt in prompts:
-            if prompt not in self.rows:
-                raise self._unknown(prompt)
+        self.check(prompts)
         rows = [self.rows[prompt] for prompt in prompts]
         return [{"prompt_embeds": self.embeds[row], "pooled_embeds": self.pooled[row]} for row in rows]
 
@@ -127,6 +138,9 @@ class PipelinePrompts:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{folder / INDEX_FILE} is no index of a pipeline: {error}") from error
         self._pipeline: Any = None
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Any text can be encoded."""
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -179,8 +193,15 @@ class NoPrompts:
         """Refuse.
 
         Raises:
-            ModelError: Always.
+            ModelError: There is a prompt.
         """
+        self.check(prompts)
+        return []
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """See the protocol; refuses every prompt."""
+        if not prompts:
+            return
         raise ModelError(
             f"{str(self.folder)!r} has no prompt encoder: neither {TEXTS_FILE} nor {INDEX_FILE}",
             f"add the parts of its pipeline, or {TEXTS_FILE} (a list of texts) and {EMBEDS_FILE} "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stacx_core import Args, PromptStream, RollIn, Rollout, RolloutEngine, Sample, sub_seed
+from stacx_core import Args, DataError, PromptStream, RollIn, Rollout, RolloutEngine, Sample, sub_seed
 from stacx_plugin_diffusion.conditions import Condition
 from stacx_plugin_diffusion.data import Example, read_examples
 from stacx_plugin_diffusion.engine import FlowEngine
@@ -38,7 +38,13 @@ class FlowRollIn(RollIn):
         return read_examples(source)
 
     def attach(self, engine: FlowEngine) -> None:
-        """Take an engine, before the first rollout."""
+        """Take an engine, before the first rollout.
+
+        Raises:
+            ConfigError, DataError, ModelError: It cannot draw samples of the rows.
+        """
+        _ = engine.latent_shape
+        check_conditions(self.rows, engine)
 
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """See :class:`stacx_core.RollIn`."""
@@ -66,6 +72,22 @@ class FlowRollIn(RollIn):
 def prompt_of(row: Any) -> str:
     """The prompt of an example or a pair."""
     return str(row.prompt)
+
+
+def check_conditions(examples: Sequence[Example], engine: FlowEngine) -> None:
+    """Refuse prompts and embeddings that the model cannot read; of embeddings the first is tried.
+
+    Raises:
+        DataError, ModelError: Names one.
+    """
+    engine.model.prompts.check([example.prompt for example in examples if example.cond is None])
+    brought = next((example for example in examples if example.cond is not None), None)
+    if brought is None or brought.cond is None:
+        return
+    reason = engine.misfit(brought.cond)
+    if reason:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in brought.cond.items())
+        raise DataError(f"{brought.where}: embeddings that the network cannot read, {shapes}: {reason}")
 
 
 def conditions_of(examples: Sequence[Example], engine: FlowEngine) -> list[Condition]:

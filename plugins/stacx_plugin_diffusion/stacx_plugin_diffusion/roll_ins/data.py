@@ -6,27 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from stacx_core import Args, Rollout, Sample
+from stacx_core import Args, ConfigError, DataError, ModelError, Rollout, Sample
 from stacx_plugin_diffusion.data import Example, Pair, read_examples, read_pairs
 from stacx_plugin_diffusion.engine import FlowEngine
 from stacx_plugin_diffusion.objectives import SigmaDensity, rwr_weights
-from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of, noised, sample_of
+from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, check_conditions, conditions_of, noised, sample_of
 
 
 def density_of(args: Args) -> SigmaDensity:
-    """How the run draws noise levels."""
-    return SigmaDensity(
-        args.sigma_density,
-        args.density_mean,
-        args.density_std,
-        args.density_scale,
-        args.density_alpha,
-        args.density_beta,
-        args.sigma_shift,
-        args.sigma_min,
-        args.sigma_max,
-    )
+    """How the run draws noise levels.
+
+    Raises:
+        ConfigError: A parameter does not fit the density.
+    """
+    try:
+        return SigmaDensity(
+            args.sigma_density,
+            args.density_mean,
+            args.density_std,
+            args.density_scale,
+            args.density_alpha,
+            args.density_beta,
+            args.sigma_shift,
+            args.sigma_min,
+            args.sigma_max,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--sigma-density {args.sigma_density}: {error}") from error
 
 
 class DataRollIn(FlowRollIn):
@@ -41,6 +49,11 @@ class DataRollIn(FlowRollIn):
     def attach(self, engine: FlowEngine) -> None:
         """See the base class: encode all pictures."""
         self.rows = _encoded(self.args.prompt_data, engine)
+        if self.args.prompt_dropout:
+            try:
+                engine.model.prompts.check([""])
+            except ModelError as error:
+                raise ModelError(error.message, *error.hints, "or leave no prompt out: --prompt-dropout 0") from error
         if self.held:
             held = _encoded(self.args.eval_data, engine)[: self.args.eval_limit]
             self._held_samples = self._samples("held", 0, held, engine, dropout=0.0)
@@ -78,7 +91,29 @@ class DataRollIn(FlowRollIn):
 
 
 def _encoded(source: str, engine: FlowEngine) -> list[Example]:
-    return read_examples(source, engine.model.encode_media, engine.model.media_channels)
+    """The rows with latents, of which the network can read each, as it can the prompts."""
+    model = engine.model
+    rows = read_examples(source, model.encode_media, model.media_channels)
+    _check_latent(rows[0].latent, rows[0].where, engine)
+    check_conditions(rows, engine)
+    return rows
+
+
+def _check_latent(latent: Tensor | None, where: str, engine: FlowEngine) -> None:
+    """Refuse a latent that the network does not take.
+
+    Raises:
+        DataError: Naming its shape, and what is wrong with it.
+    """
+    assert latent is not None
+    found, scale = list(latent.shape), engine.model.codec.downscale
+    channels = engine.model.latent_channels(engine.model.config)
+    if len(found) != 3 or found[0] != channels:
+        raise DataError(f"{where}: a latent of shape {found}, where the network takes [{channels}, H, W]")
+    try:
+        engine.model.latent_shape(scale * found[1], scale * found[2])
+    except ConfigError as error:
+        raise DataError(f"{where}: a latent of shape {found} does not fit the network: {error}") from error
 
 
 class PairRollIn(FlowRollIn):
@@ -92,6 +127,8 @@ class PairRollIn(FlowRollIn):
         """See the base class: encode all pictures."""
         model = engine.model
         self.rows = read_pairs(self.args.prompt_data, model.encode_media, model.media_channels)
+        _check_latent(self.rows[0].chosen, self.rows[0].where, engine)
+        model.prompts.check([row.prompt for row in self.rows])
 
     def samples(self, rollout: int, rows: Sequence[Pair], engine: FlowEngine) -> Rollout:
         """See the base class."""

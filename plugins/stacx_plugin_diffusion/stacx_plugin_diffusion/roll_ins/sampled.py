@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from stacx_core import Args, ConfigError, Rollout, Sample, sub_seed
 from stacx_plugin_diffusion.conditions import Condition
 from stacx_plugin_diffusion.data import Example
 from stacx_plugin_diffusion.engine import FlowEngine, Request, Trajectory
-from stacx_plugin_diffusion.grids import class_diversity
+from stacx_plugin_diffusion.grids import mean_diversity
+from stacx_plugin_diffusion.models import SETTINGS_FILE, FlowSettings
 from stacx_plugin_diffusion.objectives import WindowSchedule, best_and_worst, choose_steps
 from stacx_plugin_diffusion.rewards import load_reward
 from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of, noised, sample_of
 from stacx_plugin_diffusion.roll_ins.data import PairMaker, PairRollIn
-from stacx_plugin_diffusion.stepping import Stepping
+from stacx_plugin_diffusion.stepping import Stepping, sampling_settings
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,11 @@ class RewardedRollIn(FlowRollIn):
 
 def _metrics(rewards: Tensor, media: Tensor, prompts: Sequence[str]) -> dict[str, float]:
     scored = rewards[rewards.isfinite()]
-    spread = list(class_diversity(media, prompts).values())
     return {
         "reward_mean": float(scored.mean()) if len(scored) else 0.0,
         "reward_std": float(scored.std(correction=0)) if len(scored) else 0.0,
         "without_reward": float(len(rewards) - len(scored)),
-        **({"diversity": sum(spread) / len(spread)} if spread else {}),
+        **mean_diversity(media, prompts),
     }
 
 
@@ -133,11 +134,14 @@ class TrajectoryRollIn(RewardedRollIn):
         inputs = {
             "states": trajectory.states[kept],
             "sigmas": sigmas[steps],
+            "steps": steps,
             "next_states": trajectory.next_states[kept],
             "next_sigmas": sigmas[steps + 1],
             "second_sigmas": sigmas[1].expand(len(steps)).clone(),
         }
-        return rewarded(index, drawn, inputs, rollout, rollout_log_probs=trajectory.log_probs[kept].tolist())
+        log_probs = trajectory.log_probs[kept].tolist()
+        settings = {"sampling": sampling_settings(self.args)}
+        return rewarded(index, drawn, inputs, rollout, rollout_log_probs=log_probs, metadata=settings)
 
 
 class WindowRollIn(TrajectoryRollIn):
@@ -174,7 +178,20 @@ class WindowRollIn(TrajectoryRollIn):
 
 
 class FinalRollIn(RewardedRollIn):
-    """Keeps the clean latents alone, with fresh noise at ``--nft-draws`` levels."""
+    """Keeps the clean latents alone, with fresh noise at ``--nft-draws`` levels.
+
+    Raises:
+        ConfigError: The model was made for a few large steps, which training on noised samples undoes.
+    """
+
+    def __init__(self, args: Args) -> None:
+        if FlowSettings.read(Path(args.hf_checkpoint)).step_distilled:
+            raise ConfigError(
+                f"--hf-checkpoint {args.hf_checkpoint!r} is step-distilled ({SETTINGS_FILE}): it was made for a few "
+                "large steps, and training it on noised samples makes what it draws in them blurry",
+                "train the model that it was distilled from, or use flow_grpo or mix_grpo",
+            )
+        super().__init__(args)
 
     def samples(self, rollout: int, rows: Sequence[Example], engine: FlowEngine) -> Rollout:
         """See the base class."""

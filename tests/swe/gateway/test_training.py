@@ -18,6 +18,7 @@ from stacx_core.rollout.episode_rollout import grouped_samples
 from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.trainer.language_worker import LanguageWorker
 from stacx_core.trainer.learner import LocalLearner
+from stacx_core.trainer.offload import Turns
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def learner(chat_checkpoint: Path, host_args: Any) -> LocalLearner:
     args = host_args(**{**own, **config.defaults, **given, "rollout_max_response_len": 24})
     loss = resolve_object(role.specialization_cls)(args)
     worker = LanguageWorker.load(role, loss, str(chat_checkpoint), torch.float32, args)
-    return LocalLearner(config, args, {role.name: worker}, None, (), (), 1)
+    return LocalLearner(config, args, {role.name: worker}, None, (), (), 1, Turns(False))
 
 
 def said(gateway: Any, session: Any, chat: Any, messages: list[Any], **fields: Any) -> Any:

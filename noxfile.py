@@ -35,6 +35,7 @@ RECIPES = {
     "stacx-plugin-diffusion": ["diffusion_nft", "flow_distill", "flow_dpo", "flow_grpo", "flow_sft", "mix_grpo"],
     "stacx-plugin-preference": ["dpo", "reward_model"],
     "stacx-plugin-reinforce": ["reinforce"],
+    "stacx-plugin-regression": ["least_squares"],
 }
 """Distribution -> the recipes it brings, which its wheel must list beside the host's and no others."""
 
@@ -100,10 +101,11 @@ HOST = Package(
         "tests/trainer/ray",
         "tests/trainer/test_invariance.py",
         "tests/trainer/test_mixed_loss_dagger.py",
+        "tests/trainer/test_offload.py",
         "tests/trainer/test_pools.py",
         "tests/trainer/test_resume.py",
     ),
-    extras=("data", "reasoning-gym", "textarena", "wandb"),
+    extras=("data", "plot", "reasoning-gym", "textarena", "wandb"),
 )
 OTHERS = [
     read(path) for pattern in ("plugins", "examples") for path in sorted(ROOT.glob(f"{pattern}/*/pyproject.toml"))

@@ -23,6 +23,7 @@ from stacx_core.batch_keys import BATCH_KEYS
 from stacx_core.cli import main as stacx
 from stacx_core.cli.recipe_page import recipe_page
 from stacx_core.cli.run import COMMANDS
+from stacx_core.config import resolve_object
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import PLUGIN_VARIABLES, Knob
 from stacx_core.plugin_selection import PluginSelection
@@ -259,10 +260,15 @@ def exit_codes_page() -> str:
 
 def command_line_page() -> str:
     """The help of every command."""
-    commands = ((), *((name,) for name in COMMANDS))
+    commands = [(), *(path for name in COMMANDS for path in command_paths(name))]
     parts = [p for command in commands for p in (f"## {' '.join(('stacx', *command))}", help_text(*command))]
     note = "`stacx train --algorithm NAME --help` adds the knobs of a recipe, which [Knobs](knobs.md) lists too."
     return page("Command line", note, *parts)
+
+
+def command_paths(name: str) -> list[tuple[str, ...]]:
+    """A command, and the commands below it."""
+    return [(name,), *((name, below) for below in getattr(resolve_object(COMMANDS[name][0]), "commands", {}))]
 
 
 def help_text(*command: str) -> str:

@@ -1,8 +1,9 @@
 """The contract of the training batch: every key, its element, and the stage that writes it.
 
 A batch maps each key to a list with one element per sample. Letters: L tokens of a sample, R of them in the
-response, T tokens packed together, K entries of a top-k list. Token-level elements are response-aligned:
-position t belongs to the t-th response token, whatever the prompt.
+response, T tokens packed together, K entries of a top-k list. Elements [R, ...] are response-aligned: position t
+belongs to the t-th response token, whatever the prompt. Another modality brings its keys with it, of which those
+[R, ...] are aligned with the R positions of its responses.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class ModelRole:
         trainable: False for a frozen model.
         pool: name of the role whose devices this one shares.
         load_arg: knob that names this role's checkpoint; None, or that knob unset, means `hf_checkpoint`.
-        head: "lm" for logits over the vocabulary, "scalar" for one value per position.
+        head: "lm" for logits over the vocabulary, "scalar" for one value per position. Models of another modality
+            than language have what their worker gives them; leave it.
         reads: batch key -> conditions any of which makes the role read it, each a knob that is set ("use_tis") or
             has a value ("dpo_loss_type=kto"); () means always.
         prepare: whole-batch stages in order, run before any split: functions `(batch, args) -> metrics`, or

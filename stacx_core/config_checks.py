@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stacx_core.batch_keys import PRODUCERS, BatchKey
+from stacx_core.batch_keys import BATCH_KEYS, PRODUCERS, BatchKey
 from stacx_core.config import OBJECT_REFERENCE, PARALLELISMS, DataSync, FrozenMapping, ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError, RecipeError, nearest
 from stacx_core.host_knobs import HOST_KNOBS
@@ -48,7 +48,16 @@ def _modality(config: TrainingConfig) -> Iterator[Problem]:
     for where in ("setup", "worker", "check_rows", "sample"):
         if not _is_reference(getattr(modality, where)):
             yield f"modality.{where}", getattr(modality, where), "it must be an object reference 'package.module:name'"
+    for where in ("name", "unit"):
+        if not isinstance(getattr(modality, where), str) or not getattr(modality, where):
+            yield f"modality.{where}", getattr(modality, where), "it must be a word, as in 'token'"
+    yield from _modality_parts(modality)
+
+
+def _modality_parts(modality: Modality) -> Iterator[Problem]:
     host = {knob.name for knob in HOST_KNOBS}
+    if modality.host_knobs is not None and not _is_tuple_of(_is_identifier, modality.host_knobs):
+        yield "modality.host_knobs", modality.host_knobs, "it must be a tuple of knob names or None, as in ('lr',)"
     for name in modality.host_knobs or ():
         if name not in host:
             yield "modality.host_knobs", name, f"the host has no such knob{nearest(name, host)}"
@@ -56,6 +65,9 @@ def _modality(config: TrainingConfig) -> Iterator[Problem]:
         yield "modality.knobs", modality.knobs, "it must be a tuple of Knob, as in (Knob(...),)"
     if not _is_tuple_of(lambda key: isinstance(key, BatchKey) and key.producer in PRODUCERS, modality.batch_keys):
         yield "modality.batch_keys", modality.batch_keys, f"it must be a tuple of BatchKey; producers are {PRODUCERS}"
+    for key in modality.batch_keys:
+        if key.name in BATCH_KEYS:
+            yield "modality.batch_keys", key.name, "the host has that key already; give this one another name"
 
 
 def _own_fields(config: TrainingConfig) -> Iterator[Problem]:
@@ -115,7 +127,7 @@ def _role_fields(config: TrainingConfig, role: ModelRole) -> Iterator[Problem]:
     if role.when is not None and not callable(role.when):
         yield "when", role.when, "it must be a function of args or None"
     yield from _batch_keys(config, "inputs_key", (role.inputs_key,))
-    if config.modality is LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
+    if config.modality == LANGUAGE and not config.batch_keys[role.inputs_key].element.startswith("[L"):
         yield "inputs_key", role.inputs_key, "it must be a batch key of token sequences: 'tokens' or 'teacher_tokens'"
     for where in ("frozen_for", "trained_every"):
         if getattr(role, where) is not None and not _is_identifier(getattr(role, where)):

@@ -103,6 +103,14 @@ class EpisodeError(StacxError, RuntimeError):
     """An environment that failed every episode of a rollout."""
 
 
+class SandboxError(StacxError, RuntimeError):
+    """A sandbox that cannot be made, or that ended while an episode was in it."""
+
+
+class VerificationError(StacxError, RuntimeError):
+    """Tests of a task that gave no reward; not the same as a reward of 0."""
+
+
 class WorkerError(StacxError, RuntimeError):
     """A process that trains a role and died, stopped, or failed by an error that is none of Stacx's own."""
 

@@ -34,7 +34,8 @@ class RoleHandle(Protocol):
     model: torch.nn.Module
 
     def score(self, batch: Batch) -> list[torch.Tensor]:
-        """Per sample [R] float32: log-probs of the response tokens, or values from a scalar head."""
+        """Per sample [R, ...]: log-probs of the response tokens, or values from a scalar head, both [R] float32; of
+        another modality what its worker tells."""
 
 
 class SyncChannel:
@@ -85,10 +86,12 @@ def build_syncs(config: TrainingConfig, args: Args, roles: Mapping[str, RoleHand
     Args:
         config: the recipe of the run.
         args: the resolved knobs.
-        roles: the roles of the run by name, with their models, or with this process's part of them.
+        roles: the roles of the run by name, with their models, or with this process's part of them. All
+            weights of a process are at hand while a channel is made and while it runs, also with `--offload-roles`.
     Returns: the channels; None or nothing is fine. Once per rollout each has its `transfer` called after the
         roles' forward passes and before their `prepare` stages, and its `after_update` when all are trained.
-    Shapes: a channel sees whole-rollout batches: per key a list of B entries, token-level ones [R] float32.
+    Shapes: a channel sees whole-rollout batches: per key a list of B entries, one tensor [R, ...] where there is
+        a value for each position of the response.
     """
 
 
@@ -115,11 +118,13 @@ def compute_loss(
             tensor where one process has all of it, and a `ShardedOutput` where columns (tensor parallelism) or rows
             (context parallelism) are spread: read it by the helpers of the specialization or the functions of
             `stacx_core.objectives`, which take both and give whole [N] vectors on every process. Everything else
-            a loss may do with a tensor is refused on a `ShardedOutput`.
-        batch: the packed micro-batch, on the device.
-        reducer: sums a flat [N] vector over the micro-batch's response tokens by the run's aggregation; a
-            0-d tensor is taken to be reduced and passes through.
+            a loss may do with a tensor is refused on a `ShardedOutput`. For recipes of another modality it is what
+            the `output` of the modality's worker gives, such as [N, ...].
+        batch: the micro-batch as the worker collates it, on the device: packed for language models.
+        reducer: sums a flat [N] vector over the positions of the micro-batch's responses by the run's aggregation;
+            a 0-d tensor is taken to be reduced and passes through.
     Returns: the loss, 0-d with a gradient, not divided by the number of rollouts; and metrics, each 0-d
         (summed like the loss) or [2] (a sum and a count, averaged over the step).
-    Shapes: T packed tokens, V vocabulary, N response tokens of the micro-batch.
+    Shapes: T packed tokens, V vocabulary, N positions of the micro-batch's responses: their tokens, or what else a
+        response of the modality is made of.
     """

@@ -45,6 +45,8 @@ _MODEL = (
     Knob("num_threads", int, None, "Threads of a CPU run, at most one per logical CPU; unset means one per free "
          "physical core, at least one.", "model", minimum=1, check=_at_most_the_cpus),
     Knob("gradient_checkpointing", bool, False, "Recompute layers in the backward pass to save memory.", "model"),
+    Knob("offload_roles", bool, False, "Keep of the roles that share a process only the one that computes on the GPU, "
+         "and the others in CPU memory.", "model"),
 )  # fmt: skip
 
 _DATA = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +40,12 @@ class Optimizer(Protocol):
 
     def step(self, gradient_norm: float, total_updates: int) -> float:
         """Clip, update the weights, count the update; returns the learning rate used."""
+
+    def kept(self) -> Iterator[Tensor]:
+        """Moments and master weights; tensors of the model may be among them."""
+
+    def gradient_buffers(self) -> Iterator[Tensor]:
+        """Memory for gradients that is there also when there are none."""
 
 
 class RoleOptimizer:
@@ -110,6 +117,16 @@ class RoleOptimizer:
         self.publish()
         self.updates += 1
         return lr
+
+    def kept(self) -> Iterator[Tensor]:
+        """Moments and master weights; the weights of an fp32 model are its own."""
+        yield from (master for _, master in self._pairs)
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def gradient_buffers(self) -> Iterator[Tensor]:
+        """None: every gradient has memory of its own."""
+        return iter(())
 
     def publish(self) -> None:
         """Round the master weights into the model where the two differ."""

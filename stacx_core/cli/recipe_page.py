@@ -18,6 +18,7 @@ from stacx_core.cli.output import print_json, print_table, print_title
 from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Knob
+from stacx_core.modality import LANGUAGE
 from stacx_core.plugins import HOST, ProvidedRecipe, load
 
 AGGREGATION_KNOB = "loss_aggregation"
@@ -49,6 +50,7 @@ def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
     return {
         "name": config.name,
         "family": config.family,
+        "modality": config.modality.name,
         "description": config.description,
         "distribution": plugin.distribution,
         "version": plugin.version,
@@ -56,7 +58,7 @@ def recipe_page(provided: ProvidedRecipe) -> dict[str, Any]:
         "rollout": config.rollout,
         "rollout_fields": list(config.rollout_fields),
         "requires": [_flag(config, name) for name in config.requires],
-        "roles": [_role(role) for role in config.roles],
+        "roles": [_role(config, role) for role in config.roles],
         "syncs": [
             {
                 "src": sync.src,
@@ -108,11 +110,12 @@ def _summary(stage: Any) -> str:
     return texts[0].partition("\n")[0] if texts else ""
 
 
-def _role(role: ModelRole) -> dict[str, Any]:
+def _role(config: TrainingConfig, role: ModelRole) -> dict[str, Any]:
     return {
         "name": role.name,
         "specialization": _reference(role.specialization_cls),
-        "head": role.head,
+        "head": role.head if config.modality == LANGUAGE else None,
+        "inputs_key": role.inputs_key,
         "trainable": role.trainable,
         "sync_to_rollout": role.sync_to_rollout,
         "checkpoint": "--" + (role.load_arg or "hf_checkpoint").replace("_", "-"),
@@ -122,21 +125,21 @@ def _role(role: ModelRole) -> dict[str, Any]:
 
 def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
     """Return what each role reads, in the order in which the stages write it."""
-    rows, known = list[dict[str, Any]](), config.batch_keys
+    rows = []
     for role in config.roles:
         for key, conditions in role.reads.items():
             rows.append(
                 {
                     "role": role.name,
                     "key": key,
-                    "element": known[key].element,
+                    "element": config.batch_keys[key].element,
                     "written_by": _producer(config, role, key),
                     "when": [_condition(config, condition) for condition in conditions],
                     "sent_to": _sent_to(config, role, key),
-                    "description": known[key].description,
+                    "description": config.batch_keys[key].description,
                 }
             )
-    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(known[row["key"]].producer)))
+    return sorted(rows, key=lambda row: (row["role"], PRODUCERS.index(config.batch_keys[row["key"]].producer)))
 
 
 def _producer(config: TrainingConfig, role: ModelRole, key: str) -> str:
@@ -223,8 +226,9 @@ def _print_page(page: dict[str, Any]) -> None:
     click.echo(f"loss of a step = {aggregation['formula']}")
     click.echo(aggregation["symbols"])
     print_title("Rollout")
+    inputs = dict.fromkeys(role["inputs_key"] for role in page["roles"])
     rewards = ["rewards"] if any(row["key"] == "rewards" for row in page["batch_keys"]) else []
-    click.echo(f"{page['rollout']}, delivers {', '.join(['tokens', *rewards, *page['rollout_fields']])}")
+    click.echo(f"{page['rollout']}, delivers {', '.join([*inputs, *rewards, *page['rollout_fields']])}")
     click.echo(f"must be set: {', '.join(page['requires']) or 'nothing'}")
     print_title("Knobs")
     print_table(
@@ -247,7 +251,7 @@ def _print_roles(page: dict[str, Any]) -> None:
             (
                 role["name"],
                 role["specialization"],
-                role["head"],
+                role["head"] or "-",
                 _yes(role["trainable"]),
                 _yes(role["sync_to_rollout"]),
                 role["checkpoint"],

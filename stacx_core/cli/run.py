@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("stacx_core.cli.train:train", "Train a model with a recipe."),
     "sample": ("stacx_core.cli.sample:sample", "Draw samples from a model and write them to a file."),
     "collect": ("stacx_core.cli.collect:collect", "Let a teacher play episodes and keep them as a corpus."),
+    "tasks": ("stacx_core.cli.tasks:tasks", "List, check, try out and convert tasks for coding agents."),
     "convert": (
         "stacx_core.cli.convert:convert",
         "Convert a model to a distributed checkpoint of Megatron-core, or back.",

@@ -21,17 +21,25 @@ class SampleCommand(TrainCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the run's configuration file to the arguments."""
-        folder = Path(args[0]) if args and not args[0].startswith("-") else None
-        if folder is not None and flag_text(args, "--config", "-c") is None:
-            found = [place / CONFIG_FILE for place in (folder, *folder.parents) if (place / CONFIG_FILE).is_file()]
-            args = [*args, *(("--config", str(found[0])) if found else ())]
-        return super().parse_args(ctx, args)
+        found = run_config(args) if flag_text(args, "--config", "-c") is None else None
+        return super().parse_args(ctx, args if found is None else [*args, "--config", str(found)])
+
+
+def run_config(args: Sequence[str]) -> Path | None:
+    """The configuration of the run whose folder, checkpoint or model in a checkpoint raw arguments name."""
+    flags = [argument.startswith("-") and "=" not in argument for argument in ("", *args)]
+    named = [a for a, behind_flag in zip(args, flags, strict=False) if not behind_flag and not a.startswith("-")]
+    if not named:
+        return None
+    folder = Path(named[0]).absolute()
+    places = (folder, *folder.parents[:3])
+    return next((place / CONFIG_FILE for place in places if (place / CONFIG_FILE).is_file()), None)
 
 
 @click.command(cls=SampleCommand)
 @plugin_options
 @click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=16, show_default=True, help="Samples to draw.")
 @click.option("-c", "--config", metavar="FILE", help="TOML file of knobs; unset takes the run's own.")
 @click.pass_context

@@ -47,7 +47,7 @@ class TrainCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the knobs under their sections."""
-        own = [p.get_help_record(ctx) for p in super().get_params(ctx)]
+        own = [p.get_help_record(ctx) for p in super().get_params(ctx) if isinstance(p, click.Option)]
         with formatter.section("Options"):
             formatter.write_dl([record for record in own if record])
         knobs: Sequence[Knob] = ctx.meta["knobs"]

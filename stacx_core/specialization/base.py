@@ -14,7 +14,9 @@ from stacx_core.objectives.aggregation import Reducer, mean_over, where_masked
 
 
 class Specialization(ABC):
-    """Turns a model's output on a packed micro-batch into a loss.
+    """Turns a model's output on a micro-batch into a loss.
+
+    N counts the positions of the micro-batch's responses: their tokens, or whatever the recipe's modality has there.
 
     Args:
         args: The resolved knobs of the run.
@@ -31,9 +33,10 @@ class Specialization(ABC):
             model_output: ``[T, V]`` logits of the packed micro-batch, or ``[T, 1]`` values of a scalar head. Where
                 processes share it, it is no tensor but a :class:`stacx_core.objectives.ShardedOutput`: of it take
                 ``shape``, ``device``, ``dtype`` and ``len``, and all else by the helpers of the specializations and
-                the functions of ``stacx_core.objectives``, whose results are whole and equal on every process.
-            batch: The packed micro-batch.
-            reducer: ``[N]`` per-token values to the 0-d numerator of the run's aggregation; 0-d passes through.
+                the functions of ``stacx_core.objectives``, whose results are whole and equal on every process. Of
+                another modality than language what the ``output`` of its worker gives.
+            batch: The micro-batch as the worker collates it.
+            reducer: ``[N]`` values to the 0-d numerator of the run's aggregation; 0-d passes through.
 
         Returns:
             A 0-d loss, not yet divided by the step's normalizer, and detached metrics: 0-d ones are numerators like
@@ -66,7 +69,7 @@ class Specialization(ABC):
         return {}
 
     def mask(self, batch: Batch) -> Tensor:
-        """``[N]`` bool: which response tokens are trained."""
+        """``[N]`` bool: which positions are trained."""
         return torch.cat(list(batch["loss_masks"])).bool()
 
     def flat(self, batch: Batch, key: str) -> Tensor:
@@ -74,5 +77,5 @@ class Specialization(ABC):
         return where_masked(torch.cat(list(batch[key])), self.mask(batch))
 
     def mean_pair(self, values: Tensor, batch: Batch) -> Tensor:
-        """``[2]`` fp64: sum over trained tokens of the ``[N]`` values, and their number; detached."""
+        """``[2]`` fp64: sum over trained positions of the ``[N]`` values, and their number; detached."""
         return mean_over(values, self.mask(batch))

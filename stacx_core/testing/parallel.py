@@ -23,6 +23,7 @@ from stacx_core.config import TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
+from stacx_core.modality import LANGUAGE
 from stacx_core.planning.layout import Layout
 from stacx_core.testing.ranks import RankError, Ranks
 from stacx_core.testing.results import CheckResult
@@ -129,19 +130,34 @@ def check_parallel(
         layouts: Names from :data:`LAYOUTS`.
 
     Returns:
-        For each recipe one result per layout, of its defaults and of everything switched on together.
+        For each recipe one result per layout, of its defaults and of everything switched on together; of recipes
+        of another modality than language, that it does not apply.
 
     Raises:
-        ConfigError: Megatron-core is not installed.
+        ConfigError: Megatron-core is not installed, or none of the recipes is of language models.
     """
+    compared = [config for config in configs if config.modality == LANGUAGE]
+    if not compared:
+        raise ConfigError(f"--parallel does not apply: {'; '.join(map(_why_not, configs))}; leave it out")
     needs_megatron()
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         models = make_models(Path(folder))
-        jobs = [[update_job(config, variant, models) for variant in _variants(config)] for config in configs]
+        jobs = [[update_job(config, variant, models) for variant in _variants(config)] for config in compared]
         alone = [[job.run() for job in of_recipe] for of_recipe in jobs]
         columns = [_layout(name, jobs, alone) for name in layouts]
-    return list(zip(*columns, strict=True))
+    found = iter(zip(*columns, strict=True))
+    return [next(found) if config in compared else _not_compared(config, layouts) for config in configs]
+
+
+def _not_compared(config: TrainingConfig, layouts: Sequence[str]) -> tuple[CheckResult, ...]:
+    return tuple(CheckResult(config.name, layout, "not applicable", _why_not(config)) for layout in layouts)
+
+
+def _why_not(config: TrainingConfig) -> str:
+    return (
+        f"recipe {config.name!r} is of modality {config.modality.name!r}, and Megatron-core runs language models alone"
+    )
 
 
 def _variants(config: TrainingConfig) -> list[Variant]:

@@ -45,18 +45,18 @@ class Probe:
 
 
 class LeafModel(nn.Module):
-    """A model whose output on each sample is a parameter; `outputs` maps sample indices to `[L, V]`."""
+    """A model whose output on each sample is a parameter; `outputs` maps sample indices to `[L, V]`, or `[R, ...]`."""
 
     def __init__(self, outputs: Mapping[int, Tensor]) -> None:
         super().__init__()
         self.leaves = nn.ParameterDict({str(index): nn.Parameter(value.clone()) for index, value in outputs.items()})
 
     def output(self, indices: Iterable[int]) -> Tensor:
-        """`[T, V]`: the outputs of these samples, packed."""
+        """The outputs of these samples in a row: `[T, V]`, or `[N, ...]`."""
         return torch.cat([self.leaves[str(index)] for index in indices])
 
     def gradients(self) -> dict[int, Tensor]:
-        """The gradient `[L, V]` of every sample's output, 0 where none came back."""
+        """The gradient of every sample's output, 0 where none came back."""
         return {
             int(index): torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for index, leaf in self.leaves.items()
@@ -87,7 +87,7 @@ class Outcome:
 
     Args:
         loss: the numerators summed and divided by the normalizer.
-        gradients: sample index -> `[L, V]` gradient of `loss`.
+        gradients: sample index -> gradient of `loss`, of the shape of its output.
         metrics: name -> float64 sum over micro-batches, 0-d or `[2]`.
         returned: what each call of `compute_loss` returned.
         normalizer: what the numerators were divided by.
@@ -161,7 +161,7 @@ class Subject:
         return batch
 
     def outputs(self, rows: Sequence[Row]) -> dict[int, Tensor]:
-        """Sample index -> what the role's model puts out, `[L, V]` or `[L, 1]` for a scalar head."""
+        """Sample index -> what the role's model puts out: its row's `output`, of which a scalar head has one column."""
         scalar = self.role.head == "scalar"
         return {row.index: row.output[:, :1] if scalar else row.output for row in rows}
 

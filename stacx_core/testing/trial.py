@@ -61,7 +61,7 @@ class Trial:
 
 def require_tokens(trial: Trial) -> None:
     """Raise `NotApplicable` where the samples are no tokens."""
-    if trial.subject.config.modality is not LANGUAGE:
+    if trial.subject.config.modality != LANGUAGE:
         raise NotApplicable("the samples have no tokens")
 
 
@@ -100,7 +100,7 @@ def require_same_gradients(
     scale = max((float(gradient.abs().max()) for gradient in expected.values()), default=0.0)
     for index, gradient in expected.items():
         if not close(found[index], gradient, tolerance, scale):
-            row = int((found[index] - gradient).abs().nan_to_num(torch.inf).flatten(1).amax(-1).argmax())
+            row = int((found[index] - gradient).abs().nan_to_num(torch.inf).view(len(gradient), -1).amax(-1).argmax())
             raise Wrong(
                 f"the gradient of sample {index} at position {row} is {show(found[index][row])} {change}, "
                 f"and {show(gradient[row])} without that"

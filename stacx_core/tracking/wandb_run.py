@@ -48,10 +48,13 @@ class WandbRun:
         self._run.log(dict(metrics))
 
     def show(self, pictures: Sequence[Path], rollout: int) -> None:
-        """Log pictures under the names of their folders."""
+        """Log pictures under the names of their folders, one after the other."""
         import wandb
 
-        self._run.log({"rollout": float(rollout), **{path.parent.name: wandb.Image(str(path)) for path in pictures}})
+        shown: dict[str, list[Any]] = {}
+        for path in pictures:
+            shown.setdefault(path.parent.name, []).append(wandb.Image(str(path)))
+        self._run.log({"rollout": float(rollout), **shown})
 
     def close(self) -> None:
         """Finish the run."""

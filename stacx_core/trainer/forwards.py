@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from stacx_core.config import DataSync, ModelRole
 from stacx_core.data.batch import Batch
 from stacx_core.knobs import Args
+from stacx_core.trainer.offload import Turns
 from stacx_core.trainer.worker import RoleWorker
 
 REFERENCE_KEY = "ref_log_probs"
@@ -30,6 +31,7 @@ def run_forwards(
     reference: RoleWorker | None,
     syncs: Sequence[DataSync],
     batches: Mapping[str, Batch],
+    turns: Turns,
 ) -> None:
     """Add to each role's batch what it reads or sends on and a forward pass computes.
 
@@ -47,6 +49,8 @@ def run_forwards(
         wanted = {key for owner, key in read | sent if owner == name}
         own = {key for key in wanted if worker.tells(key)}
         if own:
+            turns.give(worker)
             batch.update(worker.tell(batch, own))
         if REFERENCE_KEY in wanted - own and reference is not None:
+            turns.give(reference)
             batch[REFERENCE_KEY] = reference.score(batch)

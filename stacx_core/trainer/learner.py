@@ -20,6 +20,7 @@ from stacx_core.knobs import Args
 from stacx_core.trainer.forwards import reads, run_forwards
 from stacx_core.trainer.invariance import check_loss_invariance
 from stacx_core.trainer.models import active_roles
+from stacx_core.trainer.offload import Turns
 from stacx_core.trainer.stages import run_stages
 from stacx_core.trainer.worker import RoleWorker
 
@@ -73,6 +74,8 @@ def policy_role(roles: Iterable[ModelRole]) -> ModelRole:
 class LocalLearner:
     """The roles of this process.
 
+    Between calls the device is the policy's, whose model the engine may generate with.
+
     Args:
         config: The recipe.
         args: The completed arguments.
@@ -81,6 +84,7 @@ class LocalLearner:
         syncs: Those of the recipe that apply.
         channels: What moves keys and weights between roles.
         num_rollout: Rollouts of the whole run.
+        turns: Who has the device.
     """
 
     config: TrainingConfig
@@ -90,8 +94,10 @@ class LocalLearner:
     syncs: Sequence[DataSync]
     channels: Sequence[SyncChannel]
     num_rollout: int
+    turns: Turns
 
     def __post_init__(self) -> None:
+        self.turns.give(self.policy)
         self._invariance_due = self.args.check_loss_invariance
 
     @property
@@ -106,11 +112,12 @@ class LocalLearner:
     def update(self, batch: Batch, completed: int) -> dict[str, float]:
         """See :class:`Learner`."""
         if not any(mask.any() for mask in batch["loss_masks"]):
-            logger.warning("no token of rollout %d is trained on; its update is skipped", completed)
+            logger.warning("every loss mask of rollout %d is 0; its update is skipped", completed)
             return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
         batches, metrics = self.prepared(batch)
         if self._invariance_due:
             for name, role_batch in batches.items():
+                self.turns.give(self.workers[name])
                 check_loss_invariance(self.workers[name], role_batch)
             self._invariance_due = False
         for name, role_batch in batches.items():
@@ -120,13 +127,16 @@ class LocalLearner:
                 metrics |= {self.prefix(name) + k: v for k, v in steps.items()}
         for channel in self.channels:
             channel.after_update(completed + 1)
+        self.turns.give(self.policy)
         return metrics
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """See :class:`Learner`."""
         metrics: dict[str, float] = {}
         for name, role_batch in self.prepared(batch)[0].items():
+            self.turns.give(self.workers[name])
             metrics |= {self.prefix(name) + k: v for k, v in self.workers[name].evaluate(role_batch).items()}
+        self.turns.give(self.policy)
         return metrics
 
     def policy_log_probs(self, sample: Sample) -> list[float]:
@@ -143,7 +153,9 @@ class LocalLearner:
         """See :class:`Learner`."""
         kept = {name: w for name, w in self.workers.items() if w.optimizer is not None or w.role.stateful}
         for worker in kept.values():
+            self.turns.give(worker)
             worker.save(folder)
+        self.turns.give(self.policy)
         return kept.keys()
 
     def finish_save(self) -> None:
@@ -165,7 +177,7 @@ class LocalLearner:
             RecipeError: A stage returns something else than metrics.
         """
         batches = {name: worker.as_read(batch) for name, worker in self.workers.items()}
-        run_forwards(self.args, self.workers, self.reference, self.syncs, batches)
+        run_forwards(self.args, self.workers, self.reference, self.syncs, batches, self.turns)
         for channel in self.channels:
             channel.transfer(batches)
         metrics: dict[str, float] = {}
@@ -184,9 +196,9 @@ class LocalLearner:
         steps, dropped = rollout_steps(batch["rollout_ids"], self.args.global_batch_size, count, expected)
         if dropped:
             logger.warning("%d trailing responses do not fill a step and are left out", dropped)
-        total = (
-            sum(is_trained(worker.role, worker.args, rollout) for rollout in range(self.num_rollout)) * count * epochs
-        )
+        rollouts = sum(is_trained(worker.role, worker.args, rollout) for rollout in range(self.num_rollout))
+        total = rollouts * count * epochs
+        self.turns.give(worker)
         results = [worker.train_step(select(batch, positions), total) for positions in steps * epochs]
         assert worker.optimizer is not None
         metrics = {**_mean(results), "dropped_rollouts": float(dropped), "updates": float(worker.optimizer.updates)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pluggy
 import torch
@@ -102,7 +103,7 @@ class MegatronWorker(LanguageWorker):
         normalizer, totals = self.normalizer(batch), StepMetrics()
 
         def finish(_: Sequence[int], micro: Batch, output: Tensor | ShardedOutput) -> Tensor:
-            loss, metrics = self.loss(micro, output)
+            loss, metrics = self.loss(micro, cast(Tensor, output))  # Plugins call it a tensor.
             totals.add(metrics)
             return loss / normalizer
 

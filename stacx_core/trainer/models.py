@@ -33,15 +33,18 @@ def active_roles(config: TrainingConfig, args: Args) -> list[ModelRole]:
     """The roles that are loaded: those whose weights change, that generate, and that a sync needs."""
     senders = {end for sync in active_syncs(config, args) for end in (sync.src, sync.dst)}
     taking_part = [role for role in config.roles if role.when is None or role.when(args)]
-    return [
-        role for role in taking_part if role.trainable or role.stateful or role.sync_to_rollout or role.name in senders
-    ]
+    return [r for r in taking_part if r.trainable or r.stateful or r.sync_to_rollout or r.name in senders]
 
 
 def uses_reference(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> bool:
     """Whether a role reads the log-probs of a reference that no sync brings."""
     synced = {sync.dst for sync in syncs if REFERENCE_KEY in sync.keys}
     return any(reads(role, REFERENCE_KEY, args) and role.name not in synced for role in roles)
+
+
+def count_models(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> int:
+    """How many models a process with these roles holds: one each, and the reference that they read."""
+    return len(roles) + uses_reference(roles, syncs, args)
 
 
 def other_models(config: TrainingConfig, args: Args) -> list[OtherModel]:

@@ -11,7 +11,7 @@ from stacx_core.rewards.loading import MODEL
 from stacx_core.sampling_knobs import check_over_sampling
 from stacx_core.sglang_knobs import check_sglang
 from stacx_core.trainer.parallelism import check_megatron
-from stacx_core.trainer.pools import check_role_workers
+from stacx_core.trainer.pools import check_offload, check_role_workers
 
 _ANSWERS = ("eval_prompt_data", "eval_tasks")
 _EVALUATION = (*_ANSWERS, "eval_pair_data", "eval_data")
@@ -62,7 +62,9 @@ def complete(config: TrainingConfig, args: Args) -> Args:
     args = args.replace("recipe", algorithm=args.algorithm or config.name, advantage_estimator=estimator)
     if config.check_args is not None:
         resolve_object(config.check_args)(args)
-    return check_role_workers(config, args)
+    args = check_role_workers(config, args)
+    check_offload(config, args)
+    return args
 
 
 def _plays(config: TrainingConfig, args: Args) -> bool:

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
+from stacx_core.modality import LANGUAGE
 from stacx_core.ray_knobs import RAY_KNOBS
-from stacx_core.trainer.models import active_roles
+from stacx_core.trainer.models import active_roles, count_models
+from stacx_core.trainer.syncs import active_syncs
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,18 @@ def check_role_workers(config: TrainingConfig, args: Args) -> Args:
     """Decide where roles are trained, and how many processes a node has.
 
     Raises:
-        ConfigError: Ray is missing, knobs contradict each other or would be ignored, or the processes cannot be shared
-            out among the recipe's pools.
+        ConfigError: Ray is missing, the models are of another modality than language, knobs contradict each other or
+            would be ignored, or the processes cannot be shared out among the recipe's pools.
     """
     kind = args.role_workers or ("ray" if args.backend == "megatron" else "local")
     if kind == "local":
         _check_local(args)
         return args.replace("default", role_workers=kind)
+    if config.modality != LANGUAGE:
+        raise ConfigError(
+            f"recipe {config.name!r} is of modality {config.modality.name!r}, and --role-workers ray, with --backend "
+            "megatron too, trains language models alone; leave both out"
+        )
     if find_spec("ray") is None:
         raise ConfigError("--role-workers ray needs Ray: pip install 'stacx-core[ray]'")
     if args.num_nodes > 1 and args.ray_address is None:
@@ -64,6 +71,24 @@ def _check_local(args: Args) -> None:
         given = getattr(args, knob.name) != knob.default and not args.is_default(knob.name)
         if given and knob.name != "role_workers":
             raise ConfigError(f"{knob.flag} has no effect without --role-workers ray; add it, or leave it out")
+
+
+def check_offload(config: TrainingConfig, args: Args) -> None:
+    """Refuse to offload roles where no process holds two.
+
+    Raises:
+        ConfigError: Naming the recipe.
+    """
+    if not args.offload_roles:
+        return
+    roles = active_roles(config, args)
+    names = shared_roles(config, args).values() if args.role_workers == "ray" else [[role.name for role in roles]]
+    processes = [[role for role in roles if role.name in together] for together in names]
+    if all(count_models(together, active_syncs(config, args), args) < 2 for together in processes):
+        raise ConfigError(
+            f"--offload-roles has no effect: no process of recipe {config.name!r} holds more than one model under "
+            "these settings; leave it out"
+        )
 
 
 def pools_of(config: TrainingConfig, args: Args) -> list[Pool]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stacx_core.backends.model import DTYPES
+from stacx_core.backends.model import DTYPES, pick_device
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
 from stacx_core.errors import CheckpointError, ConfigError, RecipeError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
 from stacx_core.trainer.learner import LocalLearner
-from stacx_core.trainer.models import active_roles, uses_reference
+from stacx_core.trainer.models import active_roles, count_models, uses_reference
+from stacx_core.trainer.offload import AtHand, Turns
 from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
 _OTHER_SETTINGS = "go on with the settings the run began with, or begin a new run from its weights"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,14 @@ def local_learner(
     """
     syncs = active_syncs(config, args)
     roles = [role for role in active_roles(config, args) if part is None or role.name in part.roles]
+    turns = _turns(roles, syncs, args)
     kind: type[RoleWorker] = resolve_object(config.modality.worker)
-    workers = {role.name: _worker(kind, role, role_args(role, args), checkpoint) for role in roles}
-    reference = _reference(syncs, args, workers)
+    workers = {role.name: turns.admit(_worker(kind, role, role_args(role, args), checkpoint)) for role in roles}
+    reference = _reference(syncs, args, workers, turns)
     own = [_channel(config, sync, workers, part) for sync in syncs if {sync.src, sync.dst} & workers.keys()]
-    channels = [*own, *_plugin_channels(config, args, workers)]
-    return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout)
+    added = _plugin_channels(config, args, workers, turns)
+    channels = [*own, *(AtHand(channel, turns, workers.values()) for channel in added)]
+    return LocalLearner(config, args, workers, reference, syncs, channels, num_rollout, turns)
 
 
 def _channel(config: TrainingConfig, sync: DataSync, here: Collection[str], part: Part | None) -> SyncChannel:
@@ -99,25 +104,38 @@ def _worker(kind: type[RoleWorker], role: ModelRole, args: Args, checkpoint: Pat
     return worker
 
 
-def _reference(syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker]) -> RoleWorker | None:
+def _turns(roles: Sequence[ModelRole], syncs: Sequence[DataSync], args: Args) -> Turns:
+    """Whether the roles of this process share its device at the same time, or one after the other."""
+    taken = args.offload_roles and count_models(roles, syncs, args) > 1
+    if taken and pick_device(args.device).type == "cpu":
+        logger.warning("--offload-roles moves weights from CPU memory to CPU memory here, and saves none without a GPU")
+    return Turns(taken)
+
+
+def _reference(
+    syncs: Sequence[DataSync], args: Args, workers: Mapping[str, RoleWorker], turns: Turns
+) -> RoleWorker | None:
     if not uses_reference([worker.role for worker in workers.values()], syncs, args):
         return None
     if args.ref_load is None:
         raise ConfigError("the loss reads ref_log_probs: name the frozen reference with --ref-load")
     policy = next(iter(workers.values()))
     role = ModelRole("reference", type(policy.specialization), trainable=False)
-    return policy.load(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args)
+    return turns.admit(policy.load(role, policy.specialization, args.ref_load, DTYPES[args.dtype], args))
 
 
-def _plugin_channels(config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker]) -> list[SyncChannel]:
+def _plugin_channels(
+    config: TrainingConfig, args: Args, workers: Mapping[str, RoleWorker], turns: Turns
+) -> list[SyncChannel]:
     """The channels of all plugins, but for those whose roles all live in another process."""
     away = [role.name for role in active_roles(config, args) if role.name not in workers]
     if not away:
-        answers = plugin_host().hook.build_syncs(config=config, args=args, roles=workers)
+        roles = RolesHere("", workers, away, turns)
+        answers = plugin_host().hook.build_syncs(config=config, args=args, roles=roles)
         return [channel for channels in answers if channels for channel in channels]
     found: list[SyncChannel] = []
     for implementation in plugin_host().hook.build_syncs.get_hookimpls():
-        here = RolesHere(implementation.plugin_name, workers, away)
+        here = RolesHere(implementation.plugin_name, workers, away, turns)
         wanted = {"config": config, "args": args, "roles": here}
         try:
             channels: Any = implementation.function(*(wanted[name] for name in implementation.argnames))
@@ -138,10 +156,11 @@ class RolesHere(Mapping[str, RoleWorker]):
         plugin: Its name.
         here: The roles.
         away: Names of those of other processes.
+        turns: Gives all of these the device as soon as the plugin asks for one.
     """
 
-    def __init__(self, plugin: str, here: Mapping[str, RoleWorker], away: Collection[str]) -> None:
-        self._plugin, self._here, self._away = plugin, here, away
+    def __init__(self, plugin: str, here: Mapping[str, RoleWorker], away: Collection[str], turns: Turns) -> None:
+        self._plugin, self._here, self._away, self._turns = plugin, here, away, turns
         self._used: list[str] = []
 
     def __getitem__(self, name: str) -> RoleWorker:
@@ -153,6 +172,7 @@ class RolesHere(Mapping[str, RoleWorker]):
         """
         if name not in self._away:
             self._used.append(name)
+            self._turns.give(*self._here.values())
             return self._here[name]
         if not self._used:
             raise RoleElsewhereError(name)

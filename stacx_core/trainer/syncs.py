@@ -30,7 +30,7 @@ class Offer:
     Args:
         role: Its role.
         lengths: Key -> entries per sample; a key it should bring and lacks is not there.
-        responses: Response tokens per sample.
+        responses: Positions of the response per sample.
     """
 
     role: str

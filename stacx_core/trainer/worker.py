@@ -20,7 +20,6 @@ from stacx_core.data.batch import Batch, select
 from stacx_core.errors import BatchError, NonFiniteError, RecipeError
 from stacx_core.knobs import Args
 from stacx_core.objectives.aggregation import Aggregation, make_reducer
-from stacx_core.objectives.sharded import ShardedOutput
 from stacx_core.plugins import plugin_host
 from stacx_core.seeds import sub_seed
 from stacx_core.specialization.base import Specialization
@@ -64,6 +63,13 @@ class RoleWorker(ABC):
         """The optimizer of the role's model."""
         return RoleOptimizer(self.model, self.args)
 
+    def kept(self) -> Iterator[Tensor]:
+        """Every tensor that the role needs from one call to the next; one may come more than once."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        if self.optimizer is not None:
+            yield from self.optimizer.kept()
+
     @classmethod
     @abstractmethod
     def load(
@@ -85,11 +91,14 @@ class RoleWorker(ABC):
 
     @abstractmethod
     def output(self, micro: Batch) -> Tensor:
-        """What the model says of a collated micro-batch."""
+        """What the model says of a collated micro-batch: what the loss is given."""
 
     @abstractmethod
     def tell(self, batch: Batch, keys: Collection[str]) -> dict[str, list[Tensor]]:
-        """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU."""
+        """Batch keys computed by one forward pass: per key and sample ``[R, ...]`` on the CPU.
+
+        Only keys are asked for that :meth:`tells` says are the role's.
+        """
 
     def tells(self, key: str) -> bool:
         """Whether the key, where it is read or sent on, is this role's to tell."""
@@ -102,7 +111,7 @@ class RoleWorker(ABC):
 
     @property
     def longest_response(self) -> int:
-        """``L_max`` of the aggregation `constant`."""
+        """``L_max`` of the aggregation `constant`: the most positions that a response can have."""
         return int(self.args.rollout_max_response_len)
 
     def as_read(self, batch: Batch) -> Batch:
@@ -123,16 +132,15 @@ class RoleWorker(ABC):
     def train_step(self, batch: Batch, total_updates: int) -> dict[str, float]:
         """One optimizer step on all samples of ``batch``.
 
-        A step without a trainable token or with a gradient of exactly zero leaves weights and moments alone, since
+        A step in which every mask is 0 or with a gradient of exactly zero leaves weights and moments alone, since
         AdamW would still move them by momentum; it is reported as ``skipped_step``.
 
         Raises:
             NonFiniteError: The loss or the gradient is not finite; the weights are untouched.
         """
         assert self.optimizer is not None
-        tokens = sum(int(mask.sum()) for mask in batch["loss_masks"])
-        if tokens == 0:
-            logger.warning("role %r: no token of this step is trained on; the step is skipped", self.role.name)
+        if not any(mask.any() for mask in batch["loss_masks"]):
+            logger.warning("role %r: every loss mask of this step is 0; the step is skipped", self.role.name)
             return {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
         torch.manual_seed(sub_seed(self.args.seed, "dropout", self.optimizer.updates))
         metrics = self.backward(batch)
@@ -189,8 +197,12 @@ class RoleWorker(ABC):
             self.longest_response,
         )
 
-    def loss(self, micro: Batch, output: Tensor | ShardedOutput) -> tuple[Tensor, dict[str, Tensor]]:
-        """The numerator of a packed micro-batch's loss, and the metrics, the numerator among them.
+    def loss(self, micro: Batch, output: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The numerator of a collated micro-batch's loss, and the metrics, the numerator among them.
+
+        Args:
+            micro: From :meth:`collate`.
+            output: What the hook ``compute_loss`` is given of the model, such as :meth:`output` of the micro-batch.
 
         Raises:
             NonFiniteError: The loss is not finite.

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from stacx_core.data.batch import Batch, samples_to_batch, select, validate_batch
+from stacx_core.batch_keys import BATCH_KEYS, BatchKey
+from stacx_core.data.batch import Batch, response_keys, samples_to_batch, select, validate_batch
 from stacx_core.data.sample import Sample, SampleStatus
 from stacx_core.errors import BatchError, NonFiniteError, RewardError
 
@@ -204,3 +205,73 @@ def test_nan_and_the_teacher_mark_in_a_masked_slot_are_allowed() -> None:
 
 def test_a_batch_pickles() -> None:
     assert pickle.loads(pickle.dumps(convert(make(1))))["response_lengths"] == [1]
+
+
+def shaped(positions: int, **inputs: Any) -> Sample:
+    """A sample without tokens."""
+    given = {"points": torch.zeros(positions, 3), **inputs}
+    return Sample(inputs=given, response_length=positions, status=SampleStatus.COMPLETED)
+
+
+def test_entries_of_inputs_become_keys_in_place_of_tokens() -> None:
+    batch, counters = samples_to_batch(
+        [shaped(2, name="a"), shaped(0, name="b"), shaped(3, name="c")],
+        mask_truncated=False,
+        reward_key=None,
+        unit="point",
+    )
+    assert [value.shape for value in batch["points"]] == [(2, 3), (3, 3)]
+    assert batch["name"] == ["a", "c"]
+    assert batch["response_lengths"] == [2, 3]
+    assert not {"tokens", "total_lengths"} & batch.keys()
+    assert counters["response_points"] == counters["loss_points"] == 5.0
+    assert not [name for name in counters if "token" in name]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (make(1), "the samples of a rollout have points and tokens; all of them need the same inputs"),
+        (shaped(1, name="a"), "have name, points and points; all of them"),
+    ],
+)
+def test_a_rollout_has_one_kind_of_inputs(other: Sample, words: str) -> None:
+    with pytest.raises(BatchError, match=words):
+        convert(shaped(1), other)
+
+
+@pytest.mark.parametrize("fields", [{"tokens": [1, 2]}, {"response_length": -1}])
+def test_a_sample_with_inputs_has_no_tokens(fields: dict[str, Any]) -> None:
+    sample = shaped(1)
+    for name, value in fields.items():
+        setattr(sample, name, value)
+    with pytest.raises(BatchError, match="a sample with inputs has no tokens"):
+        sample.validate()
+
+
+POINTS = {
+    **BATCH_KEYS,
+    "points": BatchKey("points", "[R, 3] float32", "rollout", "where"),
+    "targets": BatchKey("targets", "[R] float32", "rollout", "what"),
+    "whole": BatchKey("whole", "[3] float32", "rollout", "one for all positions"),
+}
+
+
+def test_keys_of_a_modality_are_aligned_as_their_elements_say() -> None:
+    assert set(response_keys(POINTS)) - set(response_keys()) == {"points", "targets"}
+
+
+def test_keys_of_a_modality_are_validated() -> None:
+    masked = shaped(2, targets=torch.tensor([1.0, math.nan]), whole=torch.zeros(3))
+    masked.loss_mask = [1, 0]
+    batch = convert(masked)
+    validate_batch(batch, ["targets"], POINTS)
+    with pytest.raises(BatchError, match="sample 0: targets has 1 entries for a response of 2"):
+        validate_batch({**batch, "targets": [torch.zeros(1)]}, keys=POINTS)
+    with pytest.raises(NonFiniteError, match="sample 0: targets is nan at position 1 of the response"):
+        validate_batch({**batch, "loss_masks": [torch.tensor([1, 1], dtype=torch.int32)]}, keys=POINTS)
+    spoilt = torch.zeros(2, 3)
+    spoilt[0, 2] = math.inf
+    with pytest.raises(NonFiniteError, match="sample 0: points is inf at position 0 of the response"):
+        validate_batch({**batch, "points": [spoilt]}, keys=POINTS)
+    validate_batch({**batch, "points": [spoilt]})

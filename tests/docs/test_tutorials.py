@@ -27,9 +27,19 @@ OF_SGLANG = {
 }
 OF_ROUTERS = {"--balance-abs-threshold", "--disable-health-check", "--host", "--policy", "--port"}
 OF_RAY = {"--address", "--head"}
-OTHERS = {"--no-deps", "--check", "--collect-only", "--help", "--list", "--reinforce-baseline", "--strict"}
-NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS
-"""Options of click, of docs/generate.py, nox, pytest and mypy, and of the example package, which is not installed."""
+OTHERS = {
+    "--no-deps",
+    "--check",
+    "--collect-only",
+    "--help",
+    "--list",
+    "--input-noise",
+    "--reinforce-baseline",
+    "--strict",
+}
+OF_CONTAINERS = {"--chmod", "--chown", "--scope", "--security-opt", "--user"}
+NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS | OF_CONTAINERS
+"""Options of click, of docs/generate.py, nox, pytest and mypy, and of the example packages, which are not installed."""
 
 
 def lines(text: str) -> list[str]:
@@ -43,18 +53,20 @@ def test_the_pieces_of_a_file_make_up_the_file(pages: Any) -> None:
             for block in page.blocks(language):
                 if block.source:
                     pieces[block.source] += lines(block.text)
-    assert set(pieces) == {
-        f"examples/stacx-plugin-reinforce/{name}" for name in ("pyproject.toml", "stacx_plugin_reinforce.py")
-    }
+    reinforce = {f"stacx-plugin-reinforce/{name}" for name in ("pyproject.toml", "stacx_plugin_reinforce.py")}
+    modules = {f"{name}.py" for name in ("check_rows", "line", "recipe", "run")}
+    regression = {f"stacx-plugin-regression/stacx_plugin_regression/{name}" for name in modules}
+    assert set(pieces) == {f"examples/{path}" for path in reinforce | regression}
     for source, shown in pieces.items():
         assert shown == lines((ROOT / source).read_text(encoding="utf-8")), source
 
 
 def test_every_flag_that_is_mentioned_exists(pages: Any) -> None:
-    knobs = [*HOST_KNOBS, *(knob for config in TRAINING_CONFIGS.values() for knob in config.knobs)]
+    knobs = {knob for config in TRAINING_CONFIGS.values() for knob in config.resolved_knobs}
     known = NOT_OURS | {flag for knob in knobs for flag in (knob.flag, f"--no-{knob.flag[2:]}")}
     context = click.Context(stacx)
     commands = [stacx, *(stacx.get_command(context, name) for name in stacx.list_commands(context))]
+    commands += [below for group in commands[1:] if isinstance(group, click.Group) for below in group.commands.values()]
     known |= {option for command in commands if command for p in command.get_params(context) for option in p.opts}
     for page in pages:
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", page.text))

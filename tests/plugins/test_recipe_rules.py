@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from stacx_core import DataSync, Knob, ModelRole, RecipeError, TrainingConfig
+from stacx_core import BatchKey, DataSync, Knob, Modality, ModelRole, RecipeError, TrainingConfig
 from stacx_core.config import resolve_object
 
 LOSS = "package.module:Loss"
@@ -16,6 +17,12 @@ POLICY = ModelRole("policy", LOSS, sync_to_rollout=True)
 CRITIC = ModelRole("critic", LOSS, head="scalar")
 REFERENCE = ModelRole("ref", LOSS, trainable=False, pool="policy")
 KNOB = Knob(name="odd_knob", type=float, default=1.0, help="Odd.", section="odd", minimum=0)
+
+
+COUNT = Knob(name="odd_count", type=int, default=1, help="Odd.", section="odd")
+INPUTS = BatchKey("inputs", "[R, 3] float32", "rollout", "points")
+REFERENCES = dict.fromkeys(("setup", "worker", "check_rows", "sample"), "package.module:name")
+POINTS = Modality("points", **REFERENCES, host_knobs=("lr",), batch_keys=(INPUTS,))
 
 
 def build(*roles: ModelRole, **fields: Any) -> TrainingConfig:
@@ -28,6 +35,11 @@ def role(**fields: Any) -> ModelRole:
 
 def sync(src: Any, dst: Any, keys: Any, *fields: Any, **named: Any) -> DataSync:
     return DataSync(src, dst, keys, *fields, **named)
+
+
+def shaped(**fields: Any) -> TrainingConfig:
+    """A recipe of a modality with some fields of it changed."""
+    return build(role(inputs_key="inputs"), modality=replace(POINTS, **fields))
 
 
 def synced(*syncs: DataSync, roles: tuple[ModelRole, ...] = (POLICY, CRITIC, REFERENCE)) -> TrainingConfig:
@@ -147,6 +159,67 @@ BROKEN: dict[str, tuple[Callable[[], TrainingConfig], list[str]]] = {
         ["'lr'", "set its value in defaults"],
     ),
     "check that is no function": (lambda: build(check_args=3), ["check_args is 3"]),
+    "modality that is its name": (lambda: build(modality="points"), ["modality is 'points'", "must be a Modality"]),
+    "modality whose worker is no reference": (
+        lambda: shaped(worker="Worker"),
+        ["modality.worker is 'Worker'", "'package.module:name'"],
+    ),
+    "modality whose setup is a class": (lambda: shaped(setup=object), ["modality.setup", "object reference"]),
+    "modality without check rows": (lambda: shaped(check_rows=None), ["modality.check_rows is None"]),
+    "modality without samples": (lambda: shaped(sample=""), ["modality.sample is ''"]),
+    "modality with a knob that the host lacks": (
+        lambda: shaped(host_knobs=("lr", "wieght_decay")),
+        ["modality.host_knobs is 'wieght_decay'", "did you mean 'weight_decay'?"],
+    ),
+    "modality with one host knob and no comma": (
+        lambda: shaped(host_knobs="lr"),
+        ["modality.host_knobs is 'lr'", "tuple"],
+    ),
+    "modality with the name of a knob": (lambda: shaped(knobs=("odd",)), ["modality.knobs is ('odd',)"]),
+    "modality with a knob of the host": (
+        lambda: shaped(knobs=(Knob(name="lr", type=float, default=1.0, help="", section="odd"),)),
+        ["'lr'", "declared already"],
+    ),
+    "modality with a key that is a name": (lambda: shaped(batch_keys=("inputs",)), ["modality.batch_keys", "BatchKey"]),
+    "modality with a key of an unknown stage": (
+        lambda: shaped(batch_keys=(replace(INPUTS, producer="camera"),)),
+        ["modality.batch_keys", "producers are"],
+    ),
+    "modality with a key of the host": (
+        lambda: shaped(batch_keys=(INPUTS, replace(INPUTS, name="tokens"))),
+        ["modality.batch_keys is 'tokens'", "the host has that key"],
+    ),
+    "modality without a unit": (lambda: shaped(unit=""), ["modality.unit is ''"]),
+    "default of a knob that the modality does not use": (
+        lambda: build(role(inputs_key="inputs"), modality=POINTS, defaults={"rollout_temperature": 0.5}),
+        ["defaults is 'rollout_temperature'", "modality 'points' do not use"],
+    ),
+    "requirement of a knob that the modality does not use": (
+        lambda: build(role(inputs_key="inputs"), modality=POINTS, requires=("label_key",)),
+        ["requires is 'label_key'", "modality 'points' do not use"],
+    ),
+    "unknown inputs": (lambda: build(role(inputs_key="token")), ["inputs_key is 'token'", "did you mean 'tokens'?"]),
+    "inputs of another modality": (lambda: build(role(inputs_key="inputs")), ["inputs_key is 'inputs'"]),
+    "inputs that are no sequence of tokens": (
+        lambda: build(role(inputs_key="advantages")),
+        ["inputs_key is 'advantages'", "'tokens' or 'teacher_tokens'"],
+    ),
+    "trained every so many by a knob without a minimum": (
+        lambda: build(role(trained_every="odd_count"), knobs=(COUNT,)),
+        ["trained_every is 'odd_count'", "minimum=1"],
+    ),
+    "trained every so many by a number": (lambda: build(role(trained_every=2)), ["trained_every is 2"]),
+    "trained every so many by no knob": (lambda: build(role(trained_every="evry")), ["trained_every is 'evry'"]),
+    "never trained and trained now and then": (
+        lambda: build(POLICY, role(name="ref", trainable=False, trained_every="num_rollout")),
+        ["trained_every", "trainable=False is never trained"],
+    ),
+    "role whose condition is no function": (
+        lambda: build(role(when="use_critic")),
+        ["when is 'use_critic'", "function"],
+    ),
+    "stateful and trained": (lambda: build(role(stateful=True)), ["stateful is True", "trainable=False"]),
+    "stateful by a word": (lambda: build(POLICY, role(name="a", stateful="yes")), ["stateful is 'yes'"]),
 }
 
 
@@ -202,6 +275,25 @@ def test_frozen_fields_do_not_follow_the_mapping_they_came_from() -> None:
 
 def test_pools_may_be_shared_by_several_roles() -> None:
     build(POLICY, role(name="ref", pool="policy"), role(name="teacher", pool="ref"))
+
+
+def test_a_modality_has_its_own_keys_and_part_of_the_knobs() -> None:
+    config = build(role(inputs_key="inputs"), modality=POINTS, knobs=(KNOB,))
+    assert [knob.name for knob in config.offered_knobs] == ["lr", "odd_knob"]
+    assert {knob.name for knob in config.resolved_knobs} > {"lr", "odd_knob", "rollout_temperature"}
+    assert config.batch_keys["inputs"] == INPUTS
+    assert "tokens" in config.batch_keys
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_the_copy_of_a_language_recipe_is_one_too() -> None:
+    copy = pickle.loads(pickle.dumps(build()))
+    with pytest.raises(RecipeError, match="token sequences"):
+        replace(copy, roles=(role(inputs_key="advantages"),))
+
+
+def test_a_role_that_follows_may_be_what_generates() -> None:
+    build(role(), role(name="average", trainable=False, stateful=True, sync_to_rollout=True))
 
 
 def test_a_reference_is_resolved() -> None:

@@ -8,12 +8,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stacx_core.config import TrainingConfig
+from stacx_core.config import ModelRole, TrainingConfig
+from stacx_core.errors import ConfigError
+from stacx_core.modality import Modality
 from stacx_core.recipes import TRAINING_CONFIGS
 from stacx_core.testing.parallel import Update, check_parallel, difference
 from stacx_core.testing.results import CheckResult
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+REFERENCE = "package.module:name"
+POINTS = TrainingConfig(
+    "points",
+    (ModelRole("line", REFERENCE),),
+    modality=Modality("points", REFERENCE, REFERENCE, REFERENCE, REFERENCE),
+)
 
 RAW = """
 def per_token(self, log_probs, batch):
@@ -42,6 +51,7 @@ def results(plant: Callable[..., TrainingConfig]) -> dict[str, dict[str, CheckRe
         plant("raw_logits", loss=RAW),
         plant("remembers", loss=REMEMBERS),
         plant("one_kind", supports=("data_parallel",)),
+        POINTS,
     ]
     layouts = ("TP=2", "DP=2")
     found = check_parallel(configs, layouts)
@@ -54,6 +64,14 @@ def results(plant: Callable[..., TrainingConfig]) -> dict[str, dict[str, CheckRe
 def test_a_sound_loss_passes(results: dict[str, dict[str, CheckResult]]) -> None:
     """Nothing is said of it."""
     assert {result.status for result in results["sound_loss"].values()} == {"pass"}
+
+
+def test_a_recipe_of_another_modality_is_left_out_by_name(results: dict[str, dict[str, CheckResult]]) -> None:
+    for result in results["points"].values():
+        assert result.status == "not applicable"
+        assert "recipe 'points' is of modality 'points'" in result.reason
+    with pytest.raises(ConfigError, match="--parallel does not apply: recipe 'points' is of modality 'points'"):
+        check_parallel([POINTS])
 
 
 def test_raw_logits_are_refused_where_they_are_a_part(results: dict[str, dict[str, CheckResult]]) -> None:

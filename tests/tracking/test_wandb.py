@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import wandb
 
+from stacx_core.tracking.tracker import Tracker
 from stacx_core.tracking.wandb_run import WandbRun
 
 FULL, LAST = 1, 4
@@ -33,7 +34,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
-    """The history rows of all runs under a folder."""
+    """The history rows of all runs under a folder; the parts of a nested value are joined by a slash."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     rows = []
@@ -41,7 +42,7 @@ def logged(folder: Path) -> list[dict[str, Any]]:
         for data in records(path.read_bytes()):
             record = Record.FromString(data)
             if record.WhichOneof("record_type") == "history":
-                rows.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.history.item})
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
     return rows
 
 
@@ -63,3 +64,33 @@ def test_a_late_evaluation_and_a_repeated_rollout_are_kept(
     run.close()
     wandb.teardown()
     assert [{k: v for k, v in row.items() if k[0] != "_"} for row in logged(tmp_path)] == sent
+
+
+def test_pictures_of_a_folder_are_shown_together(
+    host_args: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sheets of samples and a curve of the second rollout; the files are kept beside the history."""
+    from PIL import Image
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    paths = [tmp_path / name for name in ("samples/a.png", "samples/b.png", "curves/loss.png")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), number).save(path)
+    tracker = Tracker(host_args(wandb_mode="offline", output_dir=str(tmp_path)), total=3, resumed_at=0)
+    tracker.show(paths, rollout=2)
+    tracker.show((), rollout=3)
+    tracker.close()
+    wandb.teardown()
+    (row,) = logged(tmp_path)
+    assert row["rollout"] == 2.0
+    assert (row["samples/_type"], row["samples/count"], row["curves/count"]) == ("images/separated", 2, 1)
+    kept = [path.name for path in tmp_path.glob("wandb/offline-run-*/files/media/images/*")]
+    assert sorted(name.partition("_")[0] for name in kept) == ["curves", "samples", "samples"]
+
+
+def test_without_wandb_pictures_stay_in_their_folder(host_args: Any, tmp_path: Path) -> None:
+    tracker = Tracker(host_args(output_dir=str(tmp_path)), total=3, resumed_at=0)
+    tracker.show([tmp_path / "samples" / "a.png"], rollout=2)
+    tracker.close()
+    assert not (tmp_path / "wandb").exists()

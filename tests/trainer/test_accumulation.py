@@ -112,7 +112,7 @@ def test_a_step_without_a_trained_token_moves_nothing_and_warns(worker: Any, cap
     assert metrics == {"loss": 0.0, "grad_norm": 0.0, "skipped_step": 1.0}
     assert (trained.model.w.item(), trained.optimizer.updates) == (before, 1)
     assert [record.message for record in caplog.records] == [
-        "role 'policy': no token of this step is trained on; the step is skipped"
+        "role 'policy': every loss mask of this step is 0; the step is skipped"
     ]
 
 

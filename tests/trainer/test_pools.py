@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from stacx_core import TRAINING_CONFIGS
+from stacx_core import TRAINING_CONFIGS, Modality, ModelRole, TrainingConfig
 from stacx_core.errors import ConfigError
 from stacx_core.host_knobs import HOST_KNOBS
 from stacx_core.knobs import Args
 from stacx_core.trainer import pools
-from stacx_core.trainer.pools import Pool, check_role_workers, pools_of
+from stacx_core.trainer.pools import Pool, check_offload, check_role_workers, pools_of
 
 MEGATRON = {"backend": "megatron", "tensor_model_parallel_size": 2}
 
@@ -90,7 +91,37 @@ def test_what_cannot_be_shared_out_or_would_be_ignored_is_refused(check: Any, me
         check(recipe, **given)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "given", "effect"),
+    [
+        ("grpo", {}, False),
+        ("grpo", {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_load": "reference"}, True),
+        ("ppo", {}, True),
+        ("ppo", {"role_workers": "ray"}, False),
+        ("ppo", {"role_workers": "ray", "kl_coef": 0.1, "ref_load": "reference"}, True),
+        ("self_distill", {"role_workers": "ray"}, True),
+    ],
+)
+def test_roles_are_offloaded_only_where_a_process_has_two(
+    check: Any, recipe: str, given: dict[str, Any], effect: bool
+) -> None:
+    args = check(recipe, offload_roles=True, **given)
+    with nullcontext() if effect else pytest.raises(ConfigError, match=f"{recipe!r} holds more than one model"):
+        check_offload(TRAINING_CONFIGS[recipe], args)
+
+
 def test_without_ray_the_extra_is_named(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'stacx-core\[ray\]'"):
         check("grpo", role_workers="ray")
+
+
+@pytest.mark.parametrize("given", [{"role_workers": "ray"}, MEGATRON])
+def test_models_of_another_modality_are_trained_in_one_process(args_of: Any, given: dict[str, Any]) -> None:
+    """A modality that offers every knob of the host is told which of them do not apply to it."""
+    reference = "package.module:name"
+    points = Modality("points", reference, reference, reference, reference)
+    config = TrainingConfig("points", (ModelRole("line", reference),), modality=points)
+    with pytest.raises(ConfigError, match="recipe 'points' is of modality 'points', and --role-workers ray"):
+        check_role_workers(config, args_of("sft", **given))
+    assert check_role_workers(config, args_of("sft")).role_workers == "local"

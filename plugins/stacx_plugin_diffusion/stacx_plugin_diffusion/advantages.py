@@ -6,6 +6,7 @@ import torch
 
 from stacx_core import Args, Batch, BatchError
 from stacx_plugin_diffusion.objectives import group_advantages
+from stacx_plugin_diffusion.stepping import sampling_settings
 
 
 def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
@@ -30,12 +31,24 @@ def compute_advantages(batch: Batch, args: Args) -> dict[str, float]:
     return {"flat_groups": float(found.flat_share), "lone_groups": float(found.alone)}
 
 
+def _check_settings(batch: Batch, args: Args) -> None:
+    ours = sampling_settings(args)
+    for index, notes in zip(batch["sample_indices"], batch["metadata"], strict=True):
+        for name, value in (notes.get("sampling") or {}).items():
+            if ours[name] != value:
+                flag = "--" + name.replace("_", "-")
+                raise BatchError(
+                    f"sample {index} was drawn with {flag} {value} and cannot be replayed with {ours[name]}"
+                )
+
+
 def check_ratios(batch: Batch, args: Args) -> dict[str, float]:
-    """Compare the log-probs of sampling with those of the trainer before its first update.
+    """Compare the settings and the log-probs of sampling with those of the trainer before its first update.
 
     Raises:
-        BatchError: A ratio is farther from 1 than ``--ratio-tolerance``.
+        BatchError: The settings differ, or a ratio is farther from 1 than ``--ratio-tolerance``.
     """
+    _check_settings(batch, args)
     if not args.ratio_tolerance:
         return {}
     worst, where, total, count = 0.0, "", 0.0, 0

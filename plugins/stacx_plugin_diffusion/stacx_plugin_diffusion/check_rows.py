@@ -95,6 +95,7 @@ def _inputs(
     return {
         "states": states,
         "sigmas": sigmas,
+        "steps": steps,
         "noises": noise,
         "targets": noise - x0,
         "next_states": made.sample(torch.randn(count, *SHAPE, generator=generator)),

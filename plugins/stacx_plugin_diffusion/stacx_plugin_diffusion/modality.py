@@ -11,6 +11,7 @@ BATCH_KEYS = (
     BatchKey("sigmas", "[R] float32", "rollout", "noise levels of the states"),
     BatchKey("targets", "[R, ...] float32", "rollout", "noise minus data at the states"),
     BatchKey("noises", "[R, ...] float32", "rollout", "the noise in the states"),
+    BatchKey("steps", "[R] int64", "rollout", "number of the denoising step from each state"),
     BatchKey("next_states", "[R, ...] float32", "rollout", "latents that the step from each state came to"),
     BatchKey("next_sigmas", "[R] float32", "rollout", "their noise levels"),
     BatchKey("second_sigmas", "[R] float32", "rollout", "the second noise level of the schedule"),

@@ -81,6 +81,7 @@ def _policy_gradient(name: str, description: str, **fields: object) -> TrainingC
         inputs_key="states",
         reads={
             "sigmas": (),
+            "steps": (),
             "next_states": (),
             "next_sigmas": (),
             "second_sigmas": (),

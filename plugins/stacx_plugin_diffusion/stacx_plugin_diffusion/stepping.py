@@ -9,10 +9,18 @@ from torch import Tensor
 from stacx_core import Args
 from stacx_plugin_diffusion.objectives import Transition, cps_log_prob, log_prob, transition
 
+SHARED = ("dynamics", "eta", "log_prob_reduction", "cps_log_prob", "guidance_scale", "sampling_steps", "sigma_shift")
+"""Knobs whose values a replay has to share with the rollout."""
+
+
+def sampling_settings(args: Args) -> dict[str, object]:
+    """What every sample of a trajectory is marked with."""
+    return {name: args.get(name) for name in SHARED}
+
 
 @dataclass(frozen=True)
 class Stepping:
-    """The settings that a replay has to share with the rollout.
+    """How the noisy steps of a run are made.
 
     Args:
         dynamics, eta: See :func:`stacx_plugin_diffusion.objectives.transition`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
 
 from stacx_core.backends.megatron.checkpoints import files
 from stacx_core.backends.megatron.checkpoints.optimizer_state import OptimizerState
@@ -78,6 +80,19 @@ class MegatronOptimizer:
         self._optimizer.step_with_ready_grads()
         self.updates += 1
         return lr
+
+    def kept(self) -> Iterator[Tensor]:
+        """Moments and master weights of this process's share; the weights of an fp32 model are its own."""
+        for optimizer in self._optimizer.chained_optimizers:
+            if optimizer.is_stub_optimizer:
+                continue
+            yield from optimizer.get_parameters()
+            for state in optimizer.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def gradient_buffers(self) -> Iterator[Tensor]:
+        """Those in which gradients are summed over the replicas."""
+        yield from (buffer.grad_data for buffer in (*self.model.buffers, *self.model.expert_parallel_buffers))
 
     def save(self, folder: Path, background: bool) -> Writing:
         """Write the state as a sharded checkpoint that any layout can take up, together with the other processes."""

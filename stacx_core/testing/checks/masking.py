@@ -27,7 +27,7 @@ def masked_rows(trial: Trial) -> None:
         if row.sample.inputs is None:
             trained[-1] = scalar and bool(mask.any())  # The value of the finished text, which predicts nothing.
         gradient = trial.outcome.gradients[row.index]
-        touched = (gradient != 0).flatten(1).any(-1) & ~trained
+        touched = (gradient != 0).view(len(gradient), -1).any(-1) & ~trained
         if touched.any():
             at = int(touched.nonzero()[0])
             place = at - row.first

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stacx_core.errors import RecipeError
+from stacx_core.trainer.offload import Turns
 from stacx_core.trainer.roles import RoleElsewhereError, RolesHere
 
 
 def roles(here: str, *away: str) -> RolesHere:
-    return RolesHere("averages", {here: object()}, away)  # type: ignore[dict-item]
+    return RolesHere("averages", {here: object()}, away, Turns(False))  # type: ignore[dict-item]
 
 
 def test_roles_of_this_process_are_given() -> None:

@@ -46,7 +46,23 @@ def test_two_roles_of_one_pool_with_a_plugins_channel_between_them(agree: Any, t
     rows = [{"prompt": prompt, "label": result, "hint": f"{result}={result}="} for prompt, result in sums]
     hinted.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--prompt-data", hinted, "--privileged-key", "hint", "--ema-decay", "0.5", "--num-rollout", "3"]
-    agree("self_distill", flags, TP)
+    agree("self_distill", flags, [*TP, "--offload-roles"])
+
+
+def test_roles_that_take_turns_change_no_digit(
+    cluster: None, train: Any, metrics: Any, rewards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The policy and its reference, which share a process."""
+    flags = [*REWARD, "--num-rollout", "3", "--ref-load", checkpoint, "--kl-coef", "0.1", "--backend", "megatron"]
+    for output, more in (("together", []), ("turns", ["--offload-roles"])):
+        done = train("ppo", *flags, *more, output=output)
+        assert done.code == 0, done.err
+    assert "--offload-roles" in (tmp_path / "turns/workers/policy-0.log").read_text()
+    assert "--offload-roles" not in (tmp_path / "turns/workers/critic-0.log").read_text()
+    assert metrics(tmp_path / "turns") == metrics(tmp_path / "together")
+    for role in ("policy", "critic"):
+        files = [tmp_path / run / f"checkpoints/latest/{role}/model.safetensors" for run in ("turns", "together")]
+        assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_dpo_with_its_reference_in_the_policys_pool(agree: Any, tmp_path: Path) -> None:

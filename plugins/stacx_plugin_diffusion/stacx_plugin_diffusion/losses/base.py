@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,6 +19,9 @@ class FlowSpecialization(Specialization):
     guided: ClassVar[bool] = True
     """Whether it is given velocities with the guidance of the run."""
 
+    by_step: ClassVar[tuple[str, ...]] = ()
+    """Of the values it reports, those that are reported for each denoising step too."""
+
     @abstractmethod
     def terms(self, velocity: Tensor, batch: Batch) -> Terms:
         """``[N]`` terms of the ``[N, *D]`` velocities, and ``[N]`` values to report the means of."""
@@ -28,7 +30,13 @@ class FlowSpecialization(Specialization):
         """The reduced terms, and the mean of each value over the states that are trained."""
         terms, seen = self.terms(model_output, batch)
         mask = self.mask(batch)
-        return reducer(terms), {name: mean_over(values, mask) for name, values in seen.items()}
+        metrics = {name: mean_over(values, mask) for name, values in seen.items()}
+        if self.by_step:
+            steps = torch.cat(list(batch["steps"]))
+            for step in steps.unique().tolist():
+                here = mask & (steps == step)
+                metrics |= {f"{name}_step_{step}": mean_over(seen[name], here) for name in self.by_step if name in seen}
+        return reducer(terms), metrics
 
     def log_probs(self, velocity: Tensor, batch: Batch) -> Tensor:
         """``[N]`` log-probs of the steps from the states.
@@ -43,9 +51,3 @@ class FlowSpecialization(Specialization):
         values = torch.cat(list(batch[key]))
         mask = self.mask(batch).view(-1, *[1] * (values.dim() - 1))
         return torch.where(mask, values, fill)
-
-    def each(self, batch: Batch, values: Sequence[float]) -> Tensor:
-        """``[N]`` fp32: the value of its sample for each state."""
-        device = batch["loss_masks"][0].device
-        counts = torch.tensor(batch["response_lengths"], device=device)
-        return torch.tensor(list(values), dtype=torch.float32, device=device).repeat_interleave(counts)

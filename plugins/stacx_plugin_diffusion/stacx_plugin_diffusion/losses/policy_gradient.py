@@ -20,6 +20,8 @@ from stacx_plugin_diffusion.stepping import Stepping
 class PolicyGradient(FlowSpecialization):
     """PPO's clipped term for each noisy step, plus ``--flow-kl-coef`` times the divergence from the reference."""
 
+    by_step = ("ratio", "below", "above", "kl")
+
     def terms(self, velocity: Tensor, batch: Batch) -> Terms:
         """See the base class; reports ratios, their clipping and the divergence."""
         args, made = self.args, self._step(velocity, batch)

@@ -20,7 +20,7 @@ from stacx_plugin_diffusion.objectives import WindowSchedule, best_and_worst, ch
 from stacx_plugin_diffusion.rewards import load_reward
 from stacx_plugin_diffusion.roll_ins.base import FlowRollIn, conditions_of, noised, sample_of
 from stacx_plugin_diffusion.roll_ins.data import PairMaker, PairRollIn
-from stacx_plugin_diffusion.stepping import Stepping
+from stacx_plugin_diffusion.stepping import Stepping, sampling_settings
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,14 @@ class TrajectoryRollIn(RewardedRollIn):
         inputs = {
             "states": trajectory.states[kept],
             "sigmas": sigmas[steps],
+            "steps": steps,
             "next_states": trajectory.next_states[kept],
             "next_sigmas": sigmas[steps + 1],
             "second_sigmas": sigmas[1].expand(len(steps)).clone(),
         }
-        return rewarded(index, drawn, inputs, rollout, rollout_log_probs=trajectory.log_probs[kept].tolist())
+        log_probs = trajectory.log_probs[kept].tolist()
+        settings = {"sampling": sampling_settings(self.args)}
+        return rewarded(index, drawn, inputs, rollout, rollout_log_probs=log_probs, metadata=settings)
 
 
 class WindowRollIn(TrajectoryRollIn):

@@ -1,0 +1,1 @@
+"""Grades of a class."""

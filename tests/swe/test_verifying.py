@@ -1,0 +1,48 @@
+"""Rewards, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from stacx_core.errors import VerificationError
+from stacx_core.swe.verifying import solve, verify
+
+WRITE = "mkdir -p /logs/verifier; printf -- '{}' > /logs/verifier/reward.txt"
+
+
+@pytest.mark.parametrize(("text", "reward"), [("1", 1.0), ("0\\n", 0.0), (" 0.25 \\n", 0.25), ("-1e-1", -0.1)])
+def test_a_bare_number_is_the_reward(sandbox, make_task, text, reward):
+    assert verify(sandbox, make_task(test=WRITE.format(text))).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("echo oops; exit 3", r"cannot be read: .*exit code 3\n  oops"),
+        (WRITE.format("passed"), "one finite number, not 'passed'"),
+        (WRITE.format(""), "one finite number, not ''"),
+        (WRITE.format("nan"), "one finite number, not 'nan'"),
+        (WRITE.format("inf"), "one finite number, not 'inf'"),
+        (WRITE.format("1 0"), "one finite number, not '1 0'"),
+        (WRITE.format("1\\n0"), r"one finite number, not '1\\n0'"),
+        ("mkdir -p /logs/verifier; yes 1 | head -c 999 > /logs/verifier/reward.txt", "longer than 64 bytes"),
+        (WRITE.format("1") + "; sleep 60", "use of time"),
+        ("python3 -c 'held = [bytearray(1 << 27) for _ in range(4)]' & " * 4 + "wait; exit 3", "exit code 3|memory"),
+    ],
+)
+def test_what_is_no_reward(sandbox, make_task, test, message):
+    with pytest.raises(VerificationError, match=message):
+        verify(sandbox, make_task(test=test, verifier=0.5 if "sleep" in test else 20))
+
+
+def test_the_tests_have_a_home_of_their_own(sandbox, make_task):
+    sandbox.run("mkdir -p $HOME/.local/lib; echo x > $HOME/.profile", 30)
+    task = make_task(test='[ -z "$(ls ~ | grep -v .keep)" ] && [ ! -e ~/.profile ] && r=1; ' + WRITE.format("'$r'"))
+    assert verify(sandbox, task).reward == 1.0
+
+
+def test_the_solution_runs_in_the_sandbox(sandbox, make_task):
+    task = make_task()
+    assert verify(sandbox, task).reward == 0.0
+    assert solve(sandbox, task).exit_code == 0
+    assert verify(sandbox, task).reward == 1.0

@@ -204,3 +204,17 @@ def test_defaults_in_a_stored_configuration_are_no_demands(stacx: Any, tmp_path:
     (tmp_path / "run.toml").write_text(stored)
     done = stacx("train", "--config", tmp_path / "run.toml")
     assert "no folder './none'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tensor-model-parallel-size", "3"], "--tensor-model-parallel-size 3 does not divide the 4 attention heads"),
+        (["--expert-model-parallel-size", "2", "--num-gpus-per-node", "2"], "has no experts; use 1"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model(stacx: Any, checkpoint: Path, flags: list[str], message: str) -> None:
+    pytest.importorskip("megatron.core")
+    dry = [*COMPLETE, "--hf-checkpoint", str(checkpoint), "--backend", "megatron", "--dry-run"]
+    done = stacx(*dry, *flags)
+    assert (done.code, message in done.err) == (2, True), done.err

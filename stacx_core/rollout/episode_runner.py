@@ -288,6 +288,7 @@ class EpisodeRunner:
             seat.episode.reward += answer.reward
             seat.episode.counts.update(answer.counts)
             if answer.done:
+                seat.episode.last_words = seat.text
                 seat.end("done")
             elif len(seat.episode.turns) == self.args.max_turns:
                 seat.end("turn_limit")
@@ -324,7 +325,9 @@ def _stepped(environment: Environment | None, action: str) -> Step:
     reward = float(step.reward)
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}; it must be finite")
-    return Step("" if step.done else _shown(step.observation), reward, bool(step.done), step.counts)
+    # What an environment says at the end is for people, and may be nothing.
+    said = str(step.observation) if step.done else _shown(step.observation)
+    return Step(said, reward, bool(step.done), step.counts)
 
 
 def _shown(observation: Observation) -> Observation:

@@ -78,6 +78,7 @@ class Episode:
         outcome: How it ended; see ``OUTCOMES``.
         error: What a failed environment said.
         counts: What the environment counted, and the type of what it raised.
+        last_words: What the environment said when it ended the episode, which nobody is shown.
     """
 
     task: int
@@ -90,6 +91,7 @@ class Episode:
     outcome: Outcome = "done"
     error: str = ""
     counts: Counter[str] = field(default_factory=Counter)
+    last_words: str = ""
 
     @property
     def failed(self) -> bool:

@@ -12,7 +12,7 @@ from stacx_core.data.sample import Message
 from stacx_core.errors import VerificationError
 from stacx_core.rollout.environment import Observation, Step
 from stacx_core.swe.agent.actions import SUBMIT, MalformedAction, command_of
-from stacx_core.swe.agent.words import SYSTEM, first_words, refusal_words, result_words
+from stacx_core.swe.agent.words import SYSTEM, first_words, refusal_words, result_words, verified_words
 from stacx_core.swe.oracle import FULL_REWARD
 from stacx_core.swe.sandboxes import Sandbox, SandboxPool
 from stacx_core.swe.tasks import Task
@@ -92,8 +92,7 @@ class BashAgent:
             return self._shown(self._refused(str(problem)))
         self._malformed = 0
         if command.strip() == SUBMIT:
-            reward = self._verified().reward
-            return self._shown(_ended("solved" if reward >= FULL_REWARD else "unsolved", reward))
+            return self._shown(self._scored(self._verified()))
         return self._shown(self._ran(command))
 
     def render(self) -> str:
@@ -127,13 +126,18 @@ class BashAgent:
         except OSError as error:
             raise VerificationError(f"the tests of {self._task.name} could not be run: {error}") from error
 
+    def _scored(self, verification: Verification) -> Step:
+        reward = verification.reward
+        said = verified_words(reward, verification.output, self._settings.output)
+        return _ended("solved" if reward >= FULL_REWARD else "unsolved", reward, said=said)
+
     def _shown(self, step: Step) -> Step:
         self._log.append(str(step.observation))
         return step
 
 
-def _ended(ending: str, reward: float = 0.0, event: str = "") -> Step:
-    return Step(ending, reward, done=True, counts=_counts(ending, event))
+def _ended(ending: str, reward: float = 0.0, event: str = "", said: str = "") -> Step:
+    return Step(said or ending, reward, done=True, counts=_counts(ending, event))
 
 
 def _counts(*happened: str) -> dict[str, int]:

@@ -15,6 +15,7 @@ from stacx_core.swe.tasks import Task, read_tasks
 
 HELD_OUT = "held_out.txt"
 """File of a folder of tasks that has the names of those not to train on."""
+DEFAULTS = AgentSettings()
 _SLACK = 60.0
 """Seconds that a call may take for what no limit of the task covers, such as copying files."""
 
@@ -47,7 +48,7 @@ class HarborTasks:
         held_out: Sequence[Task],
         provider: SandboxProvider,
         pool: int | None = None,
-        settings: AgentSettings = AgentSettings(),
+        settings: AgentSettings = DEFAULTS,
         name: str = "",
     ) -> None:
         tasks = [*training, *held_out]

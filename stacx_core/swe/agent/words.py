@@ -68,6 +68,11 @@ def refusal_words(problem: str, left: int) -> str:
     )
 
 
+def verified_words(reward: float, output: str, limit: int) -> str:
+    """What the tests said, which the agent is not shown."""
+    return f"reward: {reward:g}\n<tests>\n{bounded(output, limit)}\n</tests>"
+
+
 def bounded(text: str, limit: int) -> str:
     """A text of at most ``limit`` characters and a line that counts those left out of its middle."""
     text = text.rstrip("\n")

@@ -15,7 +15,7 @@ from stacx_core.rollout.playground import playground
 from stacx_core.rollout.teachers.loading import load_teacher
 
 DECIDES = (
-    *("environment", "num_tasks", "max_turns", "prompt_data", "input_key", "label_key", "rollout_shuffle"),
+    *("environment", "harness", "num_tasks", "max_turns", "prompt_data", "input_key", "label_key", "rollout_shuffle"),
     *("apply_chat_template", "max_sequence_len", "rm_type", "rm_load", "reward_key", "teacher", "teacher_load"),
     *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len", "seed"),
 )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,10 +45,25 @@ def student_only(task: EpisodeTask, turn: int) -> Executor:
     return "student"
 
 
+class RunsEpisodes(Protocol):
+    """Plays episodes to their end, whoever calls the actors: :class:`EpisodeRunner`, or a harness."""
+
+    def run(
+        self,
+        tasks: Sequence[EpisodeTask],
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
+        who: Who,
+        params: SamplingParams,
+        rollout: int,
+    ) -> list[Episode]:
+        """One episode per task, in order; the arguments are those of :meth:`EpisodeRunner.play`."""
+
+
 def episode_runner(
     args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None, first: EpisodeTask | None = None
-) -> EpisodeRunner:
-    """The runner of ``--environment``, once a task was begun to see whether that works.
+) -> RunsEpisodes:
+    """The runner of ``--environment``, or of ``--harness``, once a task was begun to see whether that works.
 
     Args:
         args: The run's.
@@ -57,9 +72,13 @@ def episode_runner(
         first: The task to begin; the first training task by default.
 
     Raises:
-        ConfigError: There is no such environment, or its first task fails or leaves no room for an action.
+        ConfigError: There is no such environment or harness, or the first task fails or leaves no room for an action.
         DataError: The chat template refuses the first observation.
     """
+    if args.harness is not None:
+        from stacx_core.swe.harness.runner import harness_runner
+
+        return harness_runner(args, tokenizer, context_length, first)
     make = load_environment(args.environment)
     runner = EpisodeRunner(args, tokenizer, context_length, make)
     seed = (first or training_task(args, 0, 0)).seed
@@ -176,8 +195,7 @@ class EpisodeRunner:
             ValueError: ``who`` names a student or a teacher and there is none.
         """
         waiting = deque(
-            _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place)
-            for place, t in enumerate(tasks)
+            _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place) for place, t in enumerate(tasks)
         )
         seats: list[_Seat] = []
         try:

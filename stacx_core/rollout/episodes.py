@@ -12,8 +12,9 @@ Executor = Literal["student", "teacher"]
 Outcome = Literal["done", "turn_limit", "context_overflow", "env_error", "env_timeout", "teacher_failed"]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""How an episode ends: by the environment, at ``--max-turns``, where the context has no room for another action, or
-because a call of the environment raised or took longer than ``--episode-timeout``, or because a teacher did not act."""
+"""How an episode ends: by the environment, at ``--max-turns`` or when a harness's time is up, where the context has no
+room for another action, or because a call of the environment raised or took longer than ``--episode-timeout``, or
+because a teacher did not act."""
 
 FAILURES: tuple[Outcome, ...] = ("env_error", "env_timeout", "teacher_failed")
 """Outcomes that say nothing about the policy: such an episode is not trained on and has no vote in its group."""

@@ -22,6 +22,7 @@ _NEEDS = {
     "eval_interval": _EVALUATION,
     "eval_limit": _EVALUATION,
     "skip_eval_before_train": _EVALUATION,
+    "harness_timeout": ("harness",),
 }
 """Host knob -> the knobs, of those that the recipe has, one of which must be set for it to have an effect."""
 

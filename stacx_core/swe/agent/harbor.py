@@ -35,6 +35,8 @@ class HarborTasks:
         name: Of the folder, for messages.
 
     Attributes:
+        pool: Opens the sandboxes.
+        settings: How the agent is dealt with.
         at_once: Environments at a time.
         longest_call: Seconds that a call may take by the limits of the tasks.
 
@@ -53,15 +55,15 @@ class HarborTasks:
     ) -> None:
         tasks = [*training, *held_out]
         self._tasks = (training, held_out)
-        self._pool = SandboxPool(provider, pool, tasks)
-        self._settings, self._name = settings, name
+        self.pool = SandboxPool(provider, pool, tasks)
+        self.settings, self._name = settings, name
         limits = [(t.limits.build_timeout, t.limits.verifier_timeout, settings.command_timeout) for t in tasks]
-        self.at_once = self._pool.size
+        self.at_once = self.pool.size
         self.longest_call = max(map(max, limits), default=0.0) + _SLACK
 
     def __call__(self) -> BashAgent:
         """The environment of one more episode."""
-        return BashAgent(self.task, self._pool, self._settings)
+        return BashAgent(self.task, self.pool, self.settings)
 
     def task(self, seed: int) -> Task:
         """The task of a seed.

@@ -24,7 +24,7 @@ from stacx_core.rollout.episodes import Turn
 from stacx_core.rollout.teachers.protocol import Actor, TeacherAction, TeacherTurn
 from stacx_core.seeds import sub_seed
 from stacx_core.swe.gateway.batching import Batcher
-from stacx_core.swe.gateway.errors import ApiError, too_long
+from stacx_core.swe.gateway.errors import ApiError, too_long, turn_limit
 from stacx_core.swe.gateway.requests import ChatRequest
 from stacx_core.swe.gateway.sessions import Asked, Session
 
@@ -40,6 +40,7 @@ class GatewaySettings:
         seed: Of the run.
         sampling: Whose temperature, top-p and seed count: with ``run`` those of a request are taken and not used, so
             that all samples are of the policy that is trained; with ``request`` they are used where it names them.
+        max_turns: Most answers of a session, if there is a limit.
     """
 
     model: str
@@ -47,6 +48,7 @@ class GatewaySettings:
     limit: int | None = None
     seed: int = 0
     sampling: Literal["run", "request"] = "run"
+    max_turns: int | None = None
 
 
 class Answerer:
@@ -58,6 +60,9 @@ class Answerer:
         engine: Acts for the student; None where ``who`` never names it.
         teacher: Acts for the teacher; None where ``who`` never names it.
         who: Names the executor of each request of a session, by its number.
+
+    Attributes:
+        failed: Has the first error that engine or teacher raised, once there is one.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Answerer:
         self.engine = engine
         self.teacher = teacher
         self.who = who
+        self.failed: Future[None] = Future()
         self._student = Batcher(self._generate, overlapping=isinstance(engine, InterruptibleEngine))
         self._expert = Batcher(self._act)
 
@@ -80,15 +86,20 @@ class Answerer:
         """Generate the ids that follow the context.
 
         Raises:
-            ApiError: 400 without room in the context, 503 when the engine or the teacher cannot be had, 500 when it
-                fails otherwise.
+            ApiError: 403 when the session has had its answers, 400 without room in the context, 503 when the engine or
+                the teacher cannot be had, 500 when it fails otherwise.
         """
+        if self.settings.max_turns is not None and asked.number >= self.settings.max_turns:
+            session.trouble = ("turn_limit", "")
+            raise turn_limit(self.settings.max_turns)
         params = self._params(asked, request, session)
         seed = self._seed(session, asked, request)
         try:
             future = self._handed_on(asked, params, session, seed)
             answer: Generation | TeacherAction | None = await asyncio.wrap_future(future)
         except Exception as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
             raise _failed(session, error) from error
         if answer is None:
             raise _failed(session, TeacherError("the teacher did not act"))

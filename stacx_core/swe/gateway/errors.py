@@ -49,6 +49,11 @@ def unknown_session(name: str) -> ApiError:
     return ApiError(404, f"no session {name!r} is open", "session_not_found")
 
 
+def turn_limit(limit: int) -> ApiError:
+    """The session has had all its answers; a status that clients do not try again."""
+    return ApiError(403, f"the model answers {limit} requests of a session, and no more", "turn_limit")
+
+
 def too_long(length: int, limit: int) -> ApiError:
     """Messages that leave no room for an answer."""
     told = f"This model's maximum context length is {limit} tokens, and the messages have {length}"

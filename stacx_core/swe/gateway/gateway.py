@@ -55,6 +55,8 @@ class Gateway(AbstractContextManager["Gateway"]):
         """What clients bring as their API key."""
         self._sessions: dict[str, Session] = {}
         self._answerer = Answerer(settings, tokenizer, engine, teacher, who)
+        self.failed = self._answerer.failed
+        """Has the first error that engine or teacher raised, once there is one."""
         endpoint = Endpoint(self._answerer, renderer, self._sessions, self.key)
         self._runner = web.AppRunner(
             endpoint.application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSING_SECONDS

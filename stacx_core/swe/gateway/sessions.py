@@ -83,6 +83,11 @@ class Session:
         self.over = False
         """Whether it takes no more requests."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether any request was answered."""
+        return bool(self._roots)
+
     def begin(self, messages: Sequence[Message], tools: Tools, renderer: Renderer) -> Asked:
         """Find what a request goes on from, and its context.
 
@@ -141,9 +146,8 @@ class Session:
             outcome, error = self.trouble
         task = self.task
         turns = [call.turn for call in self._walk()]
-        return Episode(
-            task.task, task.sample, task.seed, task.task_id, str(self.rollout), turns, reward, outcome, error
-        )
+        version, counts = str(self.rollout), Counter(self.counts)
+        return Episode(task.task, task.sample, task.seed, task.task_id, version, turns, reward, outcome, error, counts)
 
     def _number(self) -> int:
         number = next(number for number in count() if number not in self._numbers)

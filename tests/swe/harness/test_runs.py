@@ -1,0 +1,82 @@
+"""`stacx train --harness` with a harness of thirty lines."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXPERTS = '''
+def solve(observation):
+    if observation.startswith("Write 1"):
+        return "RUN echo 1 > score.txt && cat score.txt"
+    return "RUN true"
+'''
+
+
+@pytest.fixture
+def run(stacx: Any, talker: Path, small_tasks: Path, agent: str, tmp_path: Path, monkeypatch: Any) -> Any:
+    """`stacx train` of a recipe on the small tasks, two rollouts of two tasks, two episodes of each."""
+    (tmp_path / "harness_experts.py").write_text(EXPERTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "harness_experts", raising=False)
+
+    def train(algorithm: str, *arguments: str) -> Any:
+        given = ["--algorithm", algorithm, "--hf-checkpoint", talker, "--environment", f"harbor:{small_tasks}?pool=4"]
+        given += ["--harness", agent, "--output-dir", tmp_path / "run", "--rollout-max-response-len", "12"]
+        given += ["--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "2", "--lr", "1e-3"]
+        return stacx("train", *given, *arguments)
+
+    return train
+
+
+def test_grpo_trains_on_the_runs_of_a_harness(run: Any, metrics: Any, tmp_path: Path) -> None:
+    done = run("grpo", "--dynamic-sampling-filter", "reward_std", "--dynamic-sampling-max-rounds", "3")
+    assert done.code == 0, done.err
+    lines = metrics(tmp_path / "run")
+    assert len(lines) == 2
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values())
+        played = line["rollout/outcome_done"]
+        assert line["rollout/count_solved"] + line["rollout/count_unsolved"] == played >= 4
+        assert line["rollout/turns_mean"] == 3
+        assert line["rollout/count_harness_crashed"] == line["rollout/outcome_env_error"] == 0
+        assert line["rollout/loss_tokens"] == line["rollout/response_tokens"] - line["rollout/environment_tokens"]
+        assert line["train/train_rollout_abs_diff"] < 1e-4
+
+
+def test_a_teacher_takes_turns_behind_the_endpoint(run: Any, metrics: Any, tmp_path: Path) -> None:
+    share = ["--dagger-beta-start", "1", "--dagger-beta-end", "0.5", "--dagger-beta-decay", "1"]
+    done = run("online_dagger", "--teacher", "harness_experts:solve", "--rollout-max-response-len", "64", *share)
+    assert done.code == 0, done.err
+    taught, mixed = metrics(tmp_path / "run")
+    assert (taught["rollout/teacher_turn_frac"], taught["rollout/success_rate"]) == (1, 1)
+    assert taught["rollout/outcome_full_teacher"] == 4
+    assert 0 < mixed["rollout/teacher_turn_frac"] < 1
+    assert mixed["rollout/teacher_tokens"] > 0
+    assert mixed["train/loss"] < taught["train/loss"]
+
+
+def test_a_failing_teacher_ends_the_run_while_harnesses_wait(run: Any) -> None:
+    done = run("online_dagger", "--teacher", "json:loads", "--teacher-retries", "0")
+    assert done.code == 1
+    assert "the teacher failed" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--harness", "mini-swee"], "no program 'mini-swee' (did you mean 'mini-swe'?)"),
+        (["--harness", "cat {taskfile}"], "{taskfile} means nothing (did you mean 'task_file'?)"),
+        (["--harness", "cat '"], "is no command"),
+        (["--harness", "A=b"], "there is no program ''"),
+        (["--environment", "reasoning_gym:leg_counting"], "--harness works on the tasks of --environment harbor:FOLDER"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(run: Any, flags: list[str], told: str) -> None:
+    done = run("grpo", *flags)
+    assert done.code == 2
+    assert told in done.err

@@ -15,6 +15,11 @@ from stacx_core.swe.gateway.messages import message_key, newest_text
 from stacx_core.swe.gateway.rendering import Renderer, Tools
 
 
+COUNTED = ("malformed_tool_calls", "context_overflows", "cut", "refused", "abandoned")
+"""What is counted: calls that could not be read, requests without room for an answer, answers ended by a limit, and
+requests that were refused or whose client had gone."""
+
+
 @dataclass
 class Call:
     """One answered request.
@@ -72,8 +77,8 @@ class Session:
         self.base_url = base_url
         self.task = task
         self.rollout = rollout
-        self.counts: Counter[str] = Counter()
-        """``malformed_tool_calls``, ``context_overflows``, ``cut``, ``refused`` and ``abandoned`` requests."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+        """How often each of ``COUNTED`` happened."""
         self.trouble: tuple[Outcome, str] | None = None
         """Why the last request was not answered."""
         self._roots: list[Call] = []

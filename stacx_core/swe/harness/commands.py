@@ -19,14 +19,13 @@ HARNESSES = {
         "{program} --model=openai/{model} --yolo --exit-immediately --cost-limit=0 "
         "--environment-class=docker --output={folder}/trajectory.json --config=mini.yaml "
         "--config=environment.image={task} --config=environment.executable={sandbox} "
-        "--config=environment.cwd={workdir} --config=environment.timeout={longest_command} "
-        "--config=agent.step_limit={max_turns} --task={instruction}",
+        "--config=environment.cwd={workdir} --config=environment.timeout={longest_command} --task={instruction}",
     ),
 }
 """Name -> the program, and the command with ``{program}`` in its place."""
 
-PLACEHOLDERS = ("task", "instruction", "task_file", "folder", "sandbox", "workdir", "longest_command", "max_turns",
-                "model", "base_url", "key")  # fmt: skip
+PLACEHOLDERS = ("task", "instruction", "task_file", "folder", "sandbox", "workdir", "longest_command", "model",
+                "base_url", "key")  # fmt: skip
 """What a command may have in braces:
 
 - ``task``, ``instruction``, ``task_file``: the task's name, what is asked, and a file with that;
@@ -34,7 +33,6 @@ PLACEHOLDERS = ("task", "instruction", "task_file", "folder", "sandbox", "workdi
 - ``sandbox``: a program that runs commands in the task's sandbox, by the words of ``docker exec``;
 - ``workdir``: the folder in the sandbox that is worked in;
 - ``longest_command``: whole seconds within which a command in the sandbox has certainly ended;
-- ``max_turns``: answers that the model will give;
 - ``model``, ``base_url``, ``key``: of the endpoint; the key belongs into a variable, where nobody else can read it."""
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")

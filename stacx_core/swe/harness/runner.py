@@ -39,8 +39,8 @@ from stacx_core.swe.verifying import Verification, verify
 MODEL = "policy"
 """The name under which a harness finds the model."""
 EVENTS = ("solved", "unsolved", "agent_timeout", "harness_crashed")
-"""How a harness's run came out: whether the tests gave the full reward, and how it ended otherwise than by itself with
-exit code 0."""
+"""How a harness's run came out: whether the tests gave the full reward, whether its time was up, and whether it ended
+with another exit code than 0 though its last request was answered."""
 _TAIL = 2_000
 """Characters of a harness's output that are kept."""
 _SLACK = 10
@@ -154,7 +154,7 @@ class HarnessRunner:
             "solved": scored is not None and reward >= FULL_REWARD,
             "unsolved": scored is not None and reward < FULL_REWARD,
             "agent_timeout": ended.timed_out,
-            "harness_crashed": ended.exit_code != 0 and not ended.timed_out,
+            "harness_crashed": ended.exit_code != 0 and not ended.timed_out and session.trouble is None,
         }
         episode.counts.update({name: int(happened[name]) for name in EVENTS})
         episode.last_words = _last_words(ended, scored)
@@ -174,8 +174,8 @@ class HarnessRunner:
                 values = {
                     **{"task": task.name, "instruction": task.instruction, "task_file": str(asked)},
                     **{"folder": name, "sandbox": str(bridge.program), "workdir": sandbox.workdir},
-                    **{"longest_command": str(math.ceil(longest) + _SLACK), "max_turns": str(self.args.max_turns)},
-                    **{"model": MODEL, "base_url": session.base_url, "key": key},
+                    **{"longest_command": str(math.ceil(longest) + _SLACK), "model": MODEL},
+                    **{"base_url": session.base_url, "key": key},
                 }
                 command, env = self.harness.command(values), self.harness.environment(values)
                 return processes.run(command, folder, env, seconds), bridge.failure

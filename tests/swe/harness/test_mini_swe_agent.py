@@ -1,0 +1,78 @@
+"""mini-swe-agent as it is installed, by ``--harness mini-swe``, on examples that an expert solves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stacx_core
+from gateway_parts import Scripted
+from stacx_core.data.sample import ENVIRONMENT, STUDENT, TEACHER
+from stacx_core.rollout.engine import SamplingParams
+from stacx_core.rollout.tasks import training_task
+from stacx_core.rollout.teachers.loading import load_teacher
+from stacx_core.swe.agent.harbor import HarborTasks
+from stacx_core.swe.harness.commands import load_harness
+from stacx_core.swe.harness.expert import MiniSweExpert
+from stacx_core.swe.harness.runner import HarnessRunner
+from stacx_core.swe.tasks import read_tasks
+
+EXAMPLES = Path(stacx_core.__file__).parents[1] / "examples" / "swe_tasks"
+PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON,
+    reason="set STACX_MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
+)
+
+
+class Remembered:
+    """A teacher that keeps its actions."""
+
+    def __init__(self, teacher: Any) -> None:
+        self.teacher = teacher
+        self.ids: list[list[int]] = []
+
+    def act(self, turns: Any, params: Any) -> Any:
+        actions = self.teacher.act(turns, params)
+        self.ids += [action.ids for action in actions]
+        return actions
+
+
+def test_it_solves_all_examples_and_what_was_recorded_is_what_was_answered(
+    provider: Any, host_args: Any, tokenizer: Any, talker: Path
+) -> None:
+    """The student looks around first, the expert does the rest: mini-swe-agent cannot tell who answered."""
+    program = Path(PYTHON).parent / "mini"
+    given = {"environment": f"harbor:{EXAMPLES}", "teacher": f"{MiniSweExpert.__module__}:MiniSweExpert"}
+    args = host_args(harness=f"mini-swe:{program}", hf_checkpoint=str(talker), **given)
+    make = HarborTasks(read_tasks(EXAMPLES), [], provider, 2)
+    runner = HarnessRunner(args, tokenizer, 65_536, load_harness(args.harness), make)
+    look = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
+    engine, expert = Scripted(lambda said: look, tokenizer), Remembered(load_teacher(args, tokenizer, scores=False))
+    tasks = [training_task(args, number, 0) for number in range(20)]
+    episodes = runner.run(
+        tasks, engine, expert, lambda task, turn: "teacher" if turn else "student", SamplingParams(4096), 0
+    )
+    assert [(e.outcome, e.reward, e.counts["solved"], e.error) for e in episodes] == [("done", 1.0, 1, "")] * 20
+    students, teachers = [], []
+    for episode in episodes:
+        (sample,) = episode.samples(0, 0)
+        sample.validate()
+        behind = sample.tokens[sample.prompt_length :]
+        assert {(who, m) for who, m in zip(sample.executor or (), sample.mask, strict=True)} == {
+            (ENVIRONMENT, 0),
+            (STUDENT, 1),
+            (TEACHER, 1),
+        }
+        trained = [i for i, mask in zip(behind, sample.mask, strict=True) if mask]
+        assert trained == [i for turn in episode.turns for i in turn.ids]
+        students += [turn.ids for turn in episode.turns if turn.executor == "student"]
+        teachers += [turn.ids for turn in episode.turns if turn.executor == "teacher"]
+        assert '"output": "/app\\nagent\\n"' in episode.turns[1].observation
+        assert episode.counts["malformed_tool_calls"] == episode.counts["refused"] == 0
+    assert sorted(students) == sorted(said.ids for _, said in engine.said)
+    assert sorted(teachers) == sorted(expert.ids)

@@ -97,6 +97,7 @@ HOST = Package(
         "tests/rollout/sglang/test_command_teacher.py",
         "tests/rollout/sglang/test_command_usage.py",
         "tests/rollout/sglang/test_router.py",
+        "tests/swe/gateway",
         "tests/train",
         "tests/trainer/ray",
         "tests/trainer/test_invariance.py",

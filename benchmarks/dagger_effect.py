@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from commands import stacx
 from guessing import make_student
 
-HERE = Path(__file__).parent
 EXPERT = ("--teacher", "guessing:HalvingExpert")
 SHOWN = "guessing:SteadyHand"
 """Where the expert plays for `sft` and for the common start."""
@@ -85,17 +82,6 @@ ARMS = {
     "mixture_aggrevate_opd": Arm("mixture_aggrevate_opd", (*EXPERT, *ONE_PASS, *TAKEOVER)),
     "opd": Arm("opd", (*EXPERT, *ONE_PASS)),
 }
-
-
-def stacx(*arguments: str, log: Path) -> None:
-    """Run one command with its output in a file; ends the program with it when the command fails."""
-    path = os.pathsep.join([str(HERE), *sys.path])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    with log.open("w", encoding="utf-8") as output:
-        command = [sys.executable, "-m", "stacx_core", *arguments]
-        done = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"stacx {' '.join(arguments)} failed:\n{log.read_text(encoding='utf-8')[-3000:]}")
 
 
 def prepare(folder: Path, scale: Scale, seed: int) -> None:

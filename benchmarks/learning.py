@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ QUICKSTART = HERE.parent / "examples" / "quickstart"
 sys.path.insert(0, str(QUICKSTART))
 
 import torch  # noqa: E402
+from commands import stacx  # noqa: E402
 from make_task import make_task  # noqa: E402
 
 from stacx_core.backends.model import load_model, load_tokenizer  # noqa: E402
@@ -97,16 +97,6 @@ ARMS: dict[str, Arm] = {
         after=("reward_model",),
     ),
 }
-
-
-def stacx(*arguments: str, log: Path) -> None:
-    """Run one command with its output in a file; ends the program with it when the command fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with log.open("w", encoding="utf-8") as output:
-        command = [sys.executable, "-m", "stacx_core", *arguments]
-        done = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"stacx {' '.join(arguments)} failed:\n{log.read_text(encoding='utf-8')[-3000:]}")
 
 
 def warm_start(folder: Path) -> None:

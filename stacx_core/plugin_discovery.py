@@ -25,11 +25,8 @@ FIRST_PARTY: Mapping[str, tuple[str, ...]] = {
     "stacx-plugin-distill": ("opd", "self_distill"),
     "stacx-plugin-dagger": ("online_dagger", "mixture_dagger_opd", "mixture_aggrevate_opd"),
     "stacx-plugin-preference": ("dpo", "reward_model"),
-    "stacx-plugin-diffusion": (
-        "flow_sft", "flow_grpo", "mix_grpo", "diffusion_nft", "flow_dpo", "flow_distill",
-    ),
 }  # fmt: skip
-"""Distribution -> its recipes, so that asking for one of them says what to install."""
+"""Distribution -> its recipes for language models, so that asking for one of them says what to install."""
 
 _BUILDS_RECIPE = re.compile(r"(?:\brecipe\(|\bTrainingConfig\(\s*name=)\s*[\"']([\w.-]+)[\"']")
 

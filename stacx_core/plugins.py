@@ -219,7 +219,9 @@ class PluginHost:
     def _unknown(self, name: str, unusable: list[PluginRecord]) -> UnknownRecipeError:
         keys = [recipe.key for recipe in self.recipes]
         closest = ", ".join(difflib.get_close_matches(name, keys, n=3, cutoff=0.0))
-        hints = [f"pip install {d}" for d, names in FIRST_PARTY.items() if name.rpartition(":")[2] in names]
+        package, _, bare = name.rpartition(":")
+        hints = [f"pip install {package}"] if package else []
+        hints = hints or [f"pip install {d}" for d, names in FIRST_PARTY.items() if bare in names]
         hints.append("stacx list-recipes shows every recipe")
         if unusable:
             plugins = ", ".join(f"{record.label} ({record.status})" for record in unusable)

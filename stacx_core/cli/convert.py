@@ -42,7 +42,10 @@ def convert(source: str, target: str, tensor: int, pipeline: int, expert: int) -
     conversion = plan_conversion(Path(source), folder, tensor, pipeline, expert)
     unfinished = folder.with_name(f".writing-{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--to {target} cannot be written: {error.strerror}") from error
     try:
         with Ranks(SECONDS, conversion.layout.world_size) as ranks:
             ranks.run(replace(conversion, target=unfinished))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +22,21 @@ from stacx_core.planning.work import Cluster, Workload
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COUNT = click.IntRange(min=1)
-AMOUNT = click.FloatRange(min=0, min_open=True)
+
+
+class Amount(click.FloatRange):
+    """A finite number above 0."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is no finite number", param, ctx)
+
+
+AMOUNT = Amount()
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 SIZES = (

@@ -125,7 +125,7 @@ def _role(config: TrainingConfig, role: ModelRole) -> dict[str, Any]:
 
 def _batch_keys(config: TrainingConfig) -> list[dict[str, Any]]:
     """Return what each role reads, in the order in which the stages write it."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for role in config.roles:
         for key, conditions in role.reads.items():
             rows.append(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+import threading
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from stacx_core.errors import CheckpointError, ConfigError
 from stacx_core.knobs import Args
 from stacx_core.tracking.tracker import Tracker
 from stacx_core.trainer.checkpoints import find_checkpoint, remove_unfinished, set_aside_newer
-from stacx_core.trainer.interrupts import broken_off
+from stacx_core.trainer.interrupts import Interrupts, broken_off
 from stacx_core.trainer.learner import Learner, is_trained
 from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.roles import local_learner
@@ -46,7 +47,7 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         assert checkpoint is not None
         _check_same_kind(checkpoint, start, config, args)
         setup.roll_in.restore(start["roll_in"])
-    with ExitStack() as undo:
+    with _ending_processes(args), ExitStack() as undo:
         learner = _learner(config, args, checkpoint, num_rollout)
         undo.callback(learner.close)
         parts = Parts(config, args, setup, learner, setup.engine(learner.policy_model()), num_rollout)
@@ -56,6 +57,13 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
         trainer = StacxTrainer(parts, Tracker(args, num_rollout, start["rollout"] if start else 0), start)
         undo.pop_all()
         return trainer
+
+
+def _ending_processes(args: Args) -> AbstractContextManager[None]:
+    """While processes are started, Ctrl-C and SIGTERM end them, too; the command's own handler ends at once."""
+    if args.role_workers == "ray" and threading.current_thread() is threading.main_thread():
+        return Interrupts().installed()
+    return nullcontext()
 
 
 def _learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num_rollout: int) -> Learner:

@@ -9,12 +9,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from stacx_core.backends.model import DTYPES, load_model, load_tokenizer, pick_device, stop_ids
+from stacx_core.backends.model import DTYPES, load_config, load_model, load_tokenizer, pick_device, stop_ids
 from stacx_core.config import TrainingConfig, resolve_object
 from stacx_core.data.prompts import load_prompts
 from stacx_core.data.rendering import render_prompt
 from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
+from stacx_core.planning.layout import Layout
 from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.episode_rollout import EpisodeEvaluation, sampled_or_played
 from stacx_core.rollout.evaluation import Evaluation, PromptEvaluation
@@ -25,6 +26,7 @@ from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.seeds import sub_seed
 from stacx_core.trainer.learner import Learner, policy_role
 from stacx_core.trainer.models import active_roles, check_vocabularies, other_models, scoring_models, shortest_context
+from stacx_core.trainer.pools import pools_of
 from stacx_core.trainer.setup import RunSetup
 
 
@@ -35,6 +37,7 @@ class LanguageSetup(RunSetup):
         self.args = args
         self.policy = policy_role(active_roles(config, args))
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
+        _check_layouts(config, args)
         others = other_models(config, args)
         scorers = scoring_models(args.eval_rm_type or args.rm_type, args)
         check_vocabularies(args.hf_checkpoint, [*others, *scorers])
@@ -67,6 +70,21 @@ class LanguageSetup(RunSetup):
     def save(self, folder: Path) -> None:
         """See :class:`RunSetup`."""
         self.tokenizer.save_pretrained(folder)
+
+
+def _check_layouts(config: TrainingConfig, args: Args) -> None:
+    """Refuse a model that the backend does not have, or that its layout over processes does not fit."""
+    if args.backend != "megatron":
+        return
+    from stacx_core.backends.megatron.config import check_model  # Megatron-core is an extra.
+    from stacx_core.backends.megatron.layout import check
+
+    layout = Layout.of(args, pools_of(config, args)[0].size)
+    named = {args.get(role.load_arg or "hf_checkpoint", None) for role in active_roles(config, args)}
+    for checkpoint in sorted({args.hf_checkpoint, args.ref_load, *named} - {None}):
+        model = load_config(checkpoint)
+        check_model(model)
+        check(layout, model)
 
 
 def sample_responses(config: TrainingConfig, args: Args, output: Path, count: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stacx_core.backends.model import DTYPES, pick_device
 from stacx_core.config import DataSync, ModelRole, TrainingConfig, resolve_object
-from stacx_core.errors import ConfigError, RecipeError
+from stacx_core.errors import CheckpointError, ConfigError, RecipeError
 from stacx_core.hookspecs import SyncChannel
 from stacx_core.knobs import Args
 from stacx_core.plugins import plugin_host
@@ -21,6 +21,7 @@ from stacx_core.trainer.syncs import LocalChannel, active_syncs
 from stacx_core.trainer.worker import RoleWorker
 
 logger = logging.getLogger(__name__)
+_OTHER_SETTINGS = "go on with the settings the run began with, or begin a new run from its weights"
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,28 @@ def role_args(role: ModelRole, args: Args) -> Args:
 
 
 def _worker(kind: type[RoleWorker], role: ModelRole, args: Args, checkpoint: Path | None) -> RoleWorker:
-    """The worker of a role, going on from a checkpoint where there is one."""
+    """The worker of a role, going on from a checkpoint where there is one.
+
+    Raises:
+        CheckpointError: The checkpoint has no such role, or its optimizer trained other weights.
+    """
     specialization = resolve_object(role.specialization_cls)(args)
     source = args.get(role.load_arg or "hf_checkpoint", args.hf_checkpoint)
     if checkpoint and (role.trainable or role.stateful):
         source = str(checkpoint / role.name)
+        if not (checkpoint / role.name).is_dir():
+            raise CheckpointError(f"{checkpoint} has no role {role.name!r}: its run had none", _OTHER_SETTINGS)
     # Weights that move by small steps are kept in fp32, in which the steps are not rounded away.
     dtype = DTYPES["fp32" if role.stateful else args.dtype]
     worker = kind.load(role, specialization, source, dtype, args)
     if checkpoint:
-        worker.load_optimizer(checkpoint)
+        try:
+            worker.load_optimizer(checkpoint)
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the optimizer's state of role {role.name!r} in {checkpoint} is of other weights: {error}",
+                _OTHER_SETTINGS,
+            ) from error
     return worker
 
 

@@ -70,6 +70,8 @@ def test_a_wide_tensor_group_is_warned_of(capsys: Any) -> None:
         (["--tp", "1"], "DP8 needs 119.6 GB of the 80 GB of a GPU; the largest part are optimizer states",
          "with --use-distributed-optimizer it needs 77.4 GB"),
         (["--gpus", "1"], "no layout of qwen3-4b on 1 GPU(s) fits into 80 GB", "2 GPUs are enough"),
+        (["--gpu-memory-gb", "nan"], "nan is no finite number", ""),
+        (["--inter-node-bandwidth", "inf"], "inf is no finite number", ""),
         (["--gpus", "8", "--num-nodes", "1"], "both say how many GPUs there are", "stacx plan --help"),
         (["--scaling", "--gpus", "8"], "--gpus has no effect with --scaling", "stacx plan --help"),
         (["--tp", "2", "--best", "3"], "--best has no effect with the sizes of a layout", "stacx plan --help"),

@@ -40,6 +40,8 @@ def test_exit_codes() -> None:
         "CheckpointError": 1,
         "ModelError": 2,
         "WorkerError": 1,
+        "SandboxError": 1,
+        "VerificationError": 1,
     }
     assert int(ExitCode.INTERRUPTED) == 130
 

@@ -211,6 +211,20 @@ def test_an_interrupt_saves_and_ends_the_processes(start: Any, traces: Any, even
     eventually(lambda: not left(traces))
 
 
+def test_an_interrupt_while_processes_start_leaves_nothing(start: Any, traces: Any, eventually: Any) -> None:
+    def sessions() -> set[Path]:
+        return set(Path("/tmp").glob("stacx-ray-*"))
+
+    before = sessions()
+    run = start("grpo", *TORCH)
+    eventually(lambda: sessions() - before, START_SECONDS)
+    ours = sessions() - before
+    run.process.send_signal(signal.SIGINT)
+    assert run.end()[0] == 130, run.lines
+    eventually(lambda: not left(traces))
+    assert not sessions() & ours
+
+
 def test_a_run_goes_on_from_its_checkpoint_with_new_processes(
     start: Any, actors: Any, traces: Any, metrics: Any, eventually: Any, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_wrong_variable(stacx: Any, mode: Any, variable: str, value: str, mess
         ("[optimiser]\n", "run.toml: unknown section [optimiser] (did you mean 'optimizer'?)"),
         (
             "[weights_and_biases]\nname = 1\n",
-            "run.toml: unknown section [weights_and_biases]; there are dagger, data, distill, environment, eval, grpo,",
+            "run.toml: unknown section [weights_and_biases]; there are advantages, dagger, data, distill, environment,",
         ),
         ("[recipe]\nalgorithm = 3\n", "run.toml: recipe.algorithm: expected str, got int 3"),
         ("[plugins]\nenable = 3\n", "plugins.enable in {folder}/run.toml is 3; it must be a list of plugin names"),
@@ -204,3 +204,17 @@ def test_defaults_in_a_stored_configuration_are_no_demands(stacx: Any, tmp_path:
     (tmp_path / "run.toml").write_text(stored)
     done = stacx("train", "--config", tmp_path / "run.toml")
     assert "no folder './none'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tensor-model-parallel-size", "3"], "--tensor-model-parallel-size 3 does not divide the 4 attention heads"),
+        (["--expert-model-parallel-size", "2", "--num-gpus-per-node", "2"], "has no experts; use 1"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model(stacx: Any, checkpoint: Path, flags: list[str], message: str) -> None:
+    pytest.importorskip("megatron.core")
+    dry = [*COMPLETE, "--hf-checkpoint", str(checkpoint), "--backend", "megatron", "--dry-run"]
+    done = stacx(*dry, *flags)
+    assert (done.code, message in done.err) == (2, True), done.err

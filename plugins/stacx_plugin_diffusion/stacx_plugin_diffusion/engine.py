@@ -16,6 +16,9 @@ from stacx_plugin_diffusion.models import FlowModel
 from stacx_plugin_diffusion.objectives import make_schedule, transition, x0_from_velocity
 from stacx_plugin_diffusion.stepping import Stepping
 
+KEPT_CONDITIONS = 1024
+"""Of a large text encoder one takes megabytes."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -84,11 +87,14 @@ class FlowEngine:
         return ""
 
     def encode(self, prompts: Sequence[str]) -> list[Condition]:
-        """The condition of each prompt; what was encoded once is kept."""
+        """The condition of each prompt; those encoded last are kept."""
         fresh = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._conditions]
         if fresh:
             self._conditions |= dict(zip(fresh, self.model.encode(fresh), strict=True))
-        return [self._conditions[prompt] for prompt in prompts]
+        found = [self._conditions[prompt] for prompt in prompts]
+        for prompt in list(self._conditions)[:-KEPT_CONDITIONS]:
+            del self._conditions[prompt]
+        return found
 
     @torch.no_grad()
     def draw(

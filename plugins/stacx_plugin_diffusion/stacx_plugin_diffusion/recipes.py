@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from stacx_core import Args, DataSync, ModelRole, RoleHandle, SyncChannel, TrainingConfig, hookimpl, recipe
 from stacx_plugin_diffusion.knobs import (
@@ -18,8 +19,9 @@ from stacx_plugin_diffusion.knobs import (
 )
 from stacx_plugin_diffusion.modality import FLOW
 
-ADVANTAGES = "stacx_plugin_diffusion.advantages:compute_advantages"
-FROZEN = "stacx_plugin_diffusion.losses.matching:Frozen"
+HERE = "stacx_plugin_diffusion"
+ADVANTAGES = f"{HERE}.advantages:compute_advantages"
+FROZEN = f"{HERE}.losses.matching:Frozen"
 REFERENCE = ModelRole(
     name="ref", specialization_cls=FROZEN, trainable=False, pool="policy", load_arg="ref_load", inputs_key="states"
 )
@@ -36,12 +38,25 @@ def build_syncs(config: TrainingConfig, args: Args, roles: Mapping[str, RoleHand
     return channels(config, args, roles)
 
 
+def _flow(name: str, roles: tuple[ModelRole, ...], needs: tuple[str, ...] = (), **fields: Any) -> TrainingConfig:
+    """A recipe of the family."""
+    return TrainingConfig(
+        name=name,
+        roles=roles,
+        family="diffusion",
+        requires=("hf_checkpoint", "prompt_data", *needs),
+        modality=FLOW,
+        supports=("data_parallel",),
+        **fields,
+    )
+
+
 @recipe("flow_sft")
 def flow_sft() -> TrainingConfig:
     """One role that fits the velocity of data; with ``--ema-decay`` a second one that is the average of its weights."""
     policy = ModelRole(
         name="policy",
-        specialization_cls="stacx_plugin_diffusion.losses.matching:FlowMatching",
+        specialization_cls=f"{HERE}.losses.matching:FlowMatching",
         sync_to_rollout=True,
         inputs_key="states",
         reads={"targets": (), "sigmas": (), "example_weights": ()},
@@ -55,17 +70,13 @@ def flow_sft() -> TrainingConfig:
         inputs_key="states",
         when=has_average,
     )
-    return TrainingConfig(
+    return _flow(
         name="flow_sft",
         roles=(policy, average),
         description="Flow matching on latents with prompts, optionally weighted by rewards",
-        family="diffusion",
-        requires=("hf_checkpoint", "prompt_data"),
-        rollout="stacx_plugin_diffusion.roll_ins.data:DataRollIn",
+        rollout=f"{HERE}.roll_ins.data:DataRollIn",
         knobs=SFT_KNOBS,
-        check_args="stacx_plugin_diffusion.knobs:check_sft",
-        modality=FLOW,
-        supports=("data_parallel",),
+        check_args=f"{HERE}.knobs:check_sft",
     )
 
 
@@ -73,10 +84,10 @@ GROUP = {"n_samples_per_prompt": 8}
 """Default of the recipes that compare the samples of a prompt."""
 
 
-def _policy_gradient(name: str, description: str, **fields: object) -> TrainingConfig:
+def _policy_gradient(name: str, description: str, **fields: Any) -> TrainingConfig:
     policy = ModelRole(
         name="policy",
-        specialization_cls="stacx_plugin_diffusion.losses.policy_gradient:PolicyGradient",
+        specialization_cls=f"{HERE}.losses.policy_gradient:PolicyGradient",
         sync_to_rollout=True,
         inputs_key="states",
         reads={
@@ -93,18 +104,15 @@ def _policy_gradient(name: str, description: str, **fields: object) -> TrainingC
             "ref_velocities": ("flow_kl_coef",),
             "old_velocities": ("grpo_guard",),
         },
-        prepare=("stacx_plugin_diffusion.advantages:check_ratios", ADVANTAGES),
+        prepare=(f"{HERE}.advantages:check_ratios", ADVANTAGES),
     )
-    return TrainingConfig(
+    return _flow(
         name=name,
         roles=(policy, REFERENCE),
         syncs=(DataSync("ref", "policy", ("ref_velocities",), when=has_reference),),
         description=description,
-        family="diffusion",
-        requires=("hf_checkpoint", "prompt_data", "rm_type"),
-        modality=FLOW,
-        supports=("data_parallel",),
-        **fields,  # type: ignore[arg-type]
+        needs=("rm_type",),
+        **fields,
     )
 
 
@@ -114,10 +122,10 @@ def flow_grpo() -> TrainingConfig:
     return _policy_gradient(
         "flow_grpo",
         "Flow-GRPO: a clipped policy gradient on every noisy denoising step",
-        rollout="stacx_plugin_diffusion.roll_ins.sampled:TrajectoryRollIn",
+        rollout=f"{HERE}.roll_ins.sampled:TrajectoryRollIn",
         knobs=GRPO_KNOBS,
         defaults=GROUP,
-        check_args="stacx_plugin_diffusion.knobs:check_grpo",
+        check_args=f"{HERE}.knobs:check_grpo",
     )
 
 
@@ -127,10 +135,10 @@ def mix_grpo() -> TrainingConfig:
     return _policy_gradient(
         "mix_grpo",
         "MixGRPO: noise and training in a moving window of the denoising steps",
-        rollout="stacx_plugin_diffusion.roll_ins.sampled:WindowRollIn",
+        rollout=f"{HERE}.roll_ins.sampled:WindowRollIn",
         knobs=MIX_KNOBS,
         defaults={**GROUP, "dynamics": "cps"},
-        check_args="stacx_plugin_diffusion.knobs:check_mix",
+        check_args=f"{HERE}.knobs:check_mix",
     )
 
 
@@ -139,7 +147,7 @@ def diffusion_nft() -> TrainingConfig:
     """A policy that learns on noised samples of an old policy, which follows it slowly and is what generates."""
     policy = ModelRole(
         name="policy",
-        specialization_cls="stacx_plugin_diffusion.losses.forward_process:ForwardProcess",
+        specialization_cls=f"{HERE}.losses.forward_process:ForwardProcess",
         inputs_key="states",
         reads={
             "sigmas": (),
@@ -162,7 +170,7 @@ def diffusion_nft() -> TrainingConfig:
         pool="policy",
         inputs_key="states",
     )
-    return TrainingConfig(
+    return _flow(
         name="diffusion_nft",
         roles=(policy, old, REFERENCE),
         syncs=(
@@ -170,14 +178,11 @@ def diffusion_nft() -> TrainingConfig:
             DataSync("ref", "policy", ("ref_velocities",), when=has_reference),
         ),
         description="DiffusionNFT: implicit good and bad policies on noised samples, or advantage-weighted matching",
-        family="diffusion",
-        requires=("hf_checkpoint", "prompt_data", "rm_type"),
-        rollout="stacx_plugin_diffusion.roll_ins.sampled:FinalRollIn",
+        needs=("rm_type",),
+        rollout=f"{HERE}.roll_ins.sampled:FinalRollIn",
         knobs=NFT_KNOBS,
         defaults=GROUP,
-        check_args="stacx_plugin_diffusion.knobs:check_nft",
-        modality=FLOW,
-        supports=("data_parallel",),
+        check_args=f"{HERE}.knobs:check_nft",
     )
 
 
@@ -186,7 +191,7 @@ def flow_dpo() -> TrainingConfig:
     """A policy and a frozen reference, whose errors on two samples of one prompt are compared."""
     policy = ModelRole(
         name="policy",
-        specialization_cls="stacx_plugin_diffusion.losses.preference:PairedErrors",
+        specialization_cls=f"{HERE}.losses.preference:PairedErrors",
         sync_to_rollout=True,
         inputs_key="states",
         reads={
@@ -198,18 +203,14 @@ def flow_dpo() -> TrainingConfig:
             "is_chosen": (),
         },
     )
-    return TrainingConfig(
+    return _flow(
         name="flow_dpo",
         roles=(policy, REFERENCE),
         syncs=(DataSync("ref", "policy", ("ref_velocities",)),),
         description="Flow-DPO on pairs of a data set, or on the best and worst of the policy's own samples",
-        family="diffusion",
-        requires=("hf_checkpoint", "prompt_data"),
-        rollout="stacx_plugin_diffusion.roll_ins.sampled:pairs",
+        rollout=f"{HERE}.roll_ins.sampled:pairs",
         knobs=DPO_KNOBS,
-        check_args="stacx_plugin_diffusion.knobs:check_dpo",
-        modality=FLOW,
-        supports=("data_parallel",),
+        check_args=f"{HERE}.knobs:check_dpo",
     )
 
 
@@ -218,7 +219,7 @@ def flow_distill() -> TrainingConfig:
     """A student and its teacher; for ``--distill-loss dmd`` also a critic, with an optimizer of its own."""
     policy = ModelRole(
         name="policy",
-        specialization_cls="stacx_plugin_diffusion.losses.distillation:Distillation",
+        specialization_cls=f"{HERE}.losses.distillation:Distillation",
         sync_to_rollout=True,
         inputs_key="states",
         reads={
@@ -242,14 +243,14 @@ def flow_distill() -> TrainingConfig:
     )
     critic = ModelRole(
         name="critic",
-        specialization_cls="stacx_plugin_diffusion.losses.matching:Critic",
+        specialization_cls=f"{HERE}.losses.matching:Critic",
         load_arg="teacher_checkpoint",
         overrides={"lr": "critic_lr"},
         inputs_key="compared_states",
         reads={"compared_targets": (), "compared_sigmas": ()},
         when=is_dmd,
     )
-    return TrainingConfig(
+    return _flow(
         name="flow_distill",
         roles=(policy, teacher, critic),
         syncs=(
@@ -257,11 +258,7 @@ def flow_distill() -> TrainingConfig:
             DataSync("critic", "policy", ("critic_velocities",), when=is_dmd),
         ),
         description="Distillation of a teacher with guidance: velocities, steps, or a generator of few steps",
-        family="diffusion",
-        requires=("hf_checkpoint", "prompt_data"),
-        rollout="stacx_plugin_diffusion.roll_ins.student:StudentRollIn",
+        rollout=f"{HERE}.roll_ins.student:StudentRollIn",
         knobs=DISTILL_KNOBS,
-        check_args="stacx_plugin_diffusion.knobs:check_distill",
-        modality=FLOW,
-        supports=("data_parallel",),
+        check_args=f"{HERE}.knobs:check_distill",
     )

@@ -98,7 +98,7 @@ class DrawnEvaluation:
     def __init__(self, args: Args) -> None:
         self.args = args
         name = args.eval_rm_type or args.rm_type
-        self.reward: MediaReward | None = load_reward(name) if name is not None else None
+        self.reward: MediaReward | None = load_reward(name, pick_device(args.device)) if name is not None else None
         self.rows = read_examples(args.eval_prompt_data)[: args.eval_limit]
         self.size = len(self.rows)
         self.pictures: Sequence[Path] = ()

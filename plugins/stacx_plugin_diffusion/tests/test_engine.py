@@ -10,7 +10,7 @@ from stacx_core.recipes import TRAINING_CONFIGS
 from stacx_plugin_diffusion.advantages import check_ratios
 from stacx_plugin_diffusion.engine import FlowEngine, Request
 from stacx_plugin_diffusion.losses.policy_gradient import PolicyGradient
-from stacx_plugin_diffusion.stepping import Stepping
+from stacx_plugin_diffusion.stepping import Stepping, sampling_settings
 from stacx_plugin_diffusion.worker import FlowWorker
 
 DYNAMICS = ("flow_sde", "dance_sde", "cps")
@@ -90,7 +90,7 @@ def test_steps_outside_the_window_are_those_of_the_ode(run_args, engine_of, dyna
 def replay(digits_checkpoint, engine_of):
     """Draw samples with some arguments, then let a worker with perhaps others tell the log-probs of their steps."""
 
-    def run(drawn_with, told_with=None, change=0.0):
+    def run(drawn_with, told_with=None, change=0.0, noted=False):
         engine, steps = engine_of(drawn_with), range(drawn_with.sampling_steps - 1)
         sigmas = engine.sigmas[list(steps)]
         drawn = engine.draw(requests_of(engine), Stepping.of(drawn_with), steps, steps)
@@ -108,6 +108,7 @@ def replay(digits_checkpoint, engine_of):
             "rollout_log_probs": [one.log_probs for one in drawn],
             "response_lengths": [len(steps)] * count,
             "loss_masks": [torch.ones(len(steps), dtype=torch.int32)] * count,
+            "metadata": [{"sampling": sampling_settings(drawn_with)} if noted else {}] * count,
             "sample_indices": list(range(10, 10 + count)),
         }
         batch |= worker.tell(batch, ["log_probs"])
@@ -135,6 +136,11 @@ def test_changed_states_are_refused_with_the_name_of_their_sample(run_args, repl
 def test_a_replay_with_other_settings_is_refused(run_args, replay, other):
     with pytest.raises(BatchError, match="sampling and training do not compute the same steps"):
         replay(run_args(), run_args(**other))
+
+
+def test_other_settings_are_named_where_the_samples_say_theirs(run_args, replay):
+    with pytest.raises(BatchError, match=r"^sample 10 was drawn with --eta 0.7 and cannot be replayed with 0.6"):
+        replay(run_args(), run_args(eta=0.6, ratio_tolerance=0.0), noted=True)
 
 
 def test_a_tolerance_of_0_does_not_look(run_args, replay):

@@ -102,3 +102,20 @@ def test_an_interrupted_run_is_saved_and_goes_on(train, metrics, monkeypatch, tm
     assert train("mix_grpo", *flags, "--resume", output="broken").code == 0
     assert train("mix_grpo", *flags, output="unbroken").code == 0
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "message"),
+    [
+        ("flow_sft", ("--ema-decay", "0.5"), "has no role 'average': its run had none"),
+        ("flow_distill", ("--distill-loss", "dmd"), "has no role 'critic': its run had none"),
+        ("flow_grpo", ("--lora-rank", "2"), "the optimizer's state of role 'policy'"),
+        ("flow_grpo", ("--dtype", "bf16"), "the optimizer's state of role 'policy'"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_models(train, algorithm, flags, message):
+    assert train(algorithm).code == 0
+    done = train(algorithm, *flags, "--num-rollout", "4", "--resume")
+    assert done.code == 1
+    assert message in done.err
+    assert "go on with the settings the run began with" in done.err

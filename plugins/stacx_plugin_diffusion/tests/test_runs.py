@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -69,3 +70,20 @@ def test_networks_of_diffusers_train(train, metrics, digits_checkpoints, tmp_pat
     assert done.code == 0, done.err
     (line,) = metrics(tmp_path / "run")
     assert line["train/grad_norm"] > 0
+
+
+def test_a_recipe_is_shown_with_the_keys_and_knobs_of_its_models(stacx, recipe):
+    done = stacx("show-recipe", recipe, "--json")
+    assert done.code == 0, done.err
+    page = json.loads(done.out)
+    assert {"sigmas", "--sampling-steps", "--rollout-max-response-len"} & set(names_in(page)) == {
+        "sigmas",
+        "--sampling-steps",
+    }
+
+
+def names_in(value):
+    """Every text of a page."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [text for entry in value for text in names_in(entry)] if isinstance(value, list) else [value]

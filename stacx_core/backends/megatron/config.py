@@ -40,7 +40,10 @@ def check_model(hf_config: Any) -> None:
     }
     for field, (value, known) in refused.items():
         if value != known:
-            raise ModelError(f"--backend megatron supports a config with {field} {known!r}, this model's is {value!r}")
+            raise ModelError(
+                f"--backend megatron supports a config with {field} {known!r}, this model's is {value!r}",
+                "train it with --backend torch",
+            )
     check_rotary(hf_config)
 
 

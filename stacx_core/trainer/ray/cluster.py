@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO, cast
 
@@ -62,6 +63,23 @@ class _Output:
         return getattr(self._stream, name)
 
 
+@contextmanager
+def _undivided() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block is done: of a Ray that was begun, processes and files would stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    old = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 class Cluster:
     """A connection to Ray, and the places of a run's processes there.
 
@@ -80,9 +98,9 @@ class Cluster:
         self._ours = not ray.is_initialized()
         self._until_closed = ExitStack()
         self._needed = args.num_nodes * args.num_gpus_per_node
-        if self._ours:
-            self._connect(args)
         try:
+            if self._ours:
+                self._connect(args)
             self.gpus = args.device != "cpu" and bool(ray.cluster_resources().get("GPU"))
             self._check(args)
             self.groups = [self._place(pool) for pool in pools]
@@ -99,7 +117,8 @@ class Cluster:
             # Not where TMPDIR may lead: the paths of Ray's sockets must be short.
             session = TemporaryDirectory(prefix="stacx-ray-", dir="/tmp", ignore_cleanup_errors=True)
             folder = self._until_closed.enter_context(session)
-            ray.init("local", object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **own, **common)
+            with _undivided():
+                ray.init("local", object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **own, **common)
             return
         try:
             knock(args.ray_address)
@@ -149,6 +168,8 @@ class Cluster:
         for group in self.groups:
             remove_placement_group(group)
         self.groups = []
-        if self._ours and ray.is_initialized():
-            ray.shutdown()
-        self._until_closed.close()
+        try:
+            if self._ours:
+                ray.shutdown()  # Also a Ray whose start was broken off.
+        finally:
+            self._until_closed.close()

@@ -9,12 +9,11 @@ from typing import Any
 import ray
 from torch import nn
 
-from stacx_core.backends.model import DTYPES, load_config, load_model, pick_device
+from stacx_core.backends.model import DTYPES, load_model, pick_device
 from stacx_core.config import ModelRole, TrainingConfig
 from stacx_core.data.batch import Batch
 from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
-from stacx_core.planning.layout import Layout
 from stacx_core.trainer.learner import policy_role
 from stacx_core.trainer.models import active_roles
 from stacx_core.trainer.pools import Pool, pools_of
@@ -102,7 +101,6 @@ def ray_learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num
         WorkerError: A process died.
     """
     pools = pools_of(config, args)
-    _check_layout(config, args, pools)
     cluster = Cluster(args, pools)
     try:
         crew = Crew(cluster, pools, args.worker_timeout)
@@ -118,20 +116,9 @@ def ray_learner(config: TrainingConfig, args: Args, checkpoint: Path | None, num
     return RayLearner(cluster, crew, pools, policy_role(active_roles(config, args)), args)
 
 
-def _check_layout(config: TrainingConfig, args: Args, pools: Sequence[Pool]) -> None:
-    """Refuse a layout that does not fit one of the models, before any process is started."""
-    if args.backend != "megatron":
-        return
-    from stacx_core.backends.megatron.layout import check  # Megatron-core is an extra.
-
-    named = {args.get(role.load_arg or "hf_checkpoint", None) for role in active_roles(config, args)}
-    for checkpoint in sorted({args.hf_checkpoint, args.ref_load, *named} - {None}):
-        check(Layout.of(args, pools[0].size), load_config(checkpoint))
-
-
 def _settle(crew: Crew, pools: Sequence[Pool], config: TrainingConfig, args: Args, gpus: bool) -> None:
     """Let the processes of each pool, and those of pools with syncs between them, meet."""
-    parcel = ray.put(Parcel.of(config, args.replace(output_dir=str(Path(args.output_dir).resolve()))))
+    parcel = ray.put(Parcel.of(config, _anywhere(config, args)))
     given = {id(member): (member.log, parcel) for member in crew.members}
     homes: list[Home] = crew.each(given, "home", crew.members, START_SECONDS)
     crew.settle(homes)
@@ -146,6 +133,16 @@ def _settle(crew: Crew, pools: Sequence[Pool], config: TrainingConfig, args: Arg
         for member in crew.of(pool.name)
     }
     crew.each(joins, "join", crew.members, START_SECONDS)
+
+
+def _anywhere(config: TrainingConfig, args: Args) -> Args:
+    """The arguments with the folders that processes read or write as paths that do not depend on where they start."""
+    models = {"hf_checkpoint", "ref_load", *(role.load_arg for role in config.roles if role.load_arg)}
+    folders = {name: args.get(name, None) for name in models}
+    found = {name: str(Path(path).resolve()) for name, path in folders.items() if path and Path(path).is_dir()}
+    for name, path in found.items():
+        args = args.replace(args.origin(name), **{name: path})
+    return args.replace(output_dir=str(Path(args.output_dir).resolve()))
 
 
 def _bridges(

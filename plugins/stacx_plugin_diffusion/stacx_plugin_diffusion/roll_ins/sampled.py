@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stacx_core import Args, ConfigError, Rollout, Sample, sub_seed
+from stacx_core import Args, ConfigError, Rollout, Sample, pick_device, sub_seed
 from stacx_plugin_diffusion.conditions import Condition
 from stacx_plugin_diffusion.data import Example
 from stacx_plugin_diffusion.engine import FlowEngine, Request, Trajectory
@@ -56,7 +56,7 @@ class RewardedRollIn(FlowRollIn):
     def __init__(self, args: Args) -> None:
         if args.rm_type is None:
             raise ConfigError("samples are learnt from by their rewards: name one with --rm-type")
-        self.reward = load_reward(args.rm_type, args.device if args.device != "auto" else "cpu")
+        self.reward = load_reward(args.rm_type, pick_device(args.device))
         super().__init__(args)
 
     def noisy_steps(self, rollout: int) -> Sequence[int]:

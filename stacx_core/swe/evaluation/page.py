@@ -85,7 +85,8 @@ def _folded(text: str, closed: bool) -> str:
     lines = text.splitlines()
     if len(lines) <= _FOLDED:
         return f"<pre>{escape(text)}</pre>"
-    summary = escape(f"{lines[0]} ({len(lines)} lines)")
+    telling = [line for line in lines if line.startswith("exit code")] or [line for line in lines if line.strip()]
+    summary = escape(f"{telling[0] if telling else ''} ({len(lines)} lines)")
     return f"<details{'' if closed else ' open'}><summary>{summary}</summary><pre>{escape(text)}</pre></details>"
 
 

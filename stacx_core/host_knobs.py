@@ -82,11 +82,13 @@ _ENVIRONMENT = (
     Knob("environment", str, None, "Play episodes in textarena:NAME, reasoning_gym:NAME, harbor:FOLDER or "
          "package.module:Class.", "environment"),
     Knob("harness", str, None, "Have an agent that is a program of its own work on the tasks of harbor:FOLDER: "
-         "mini-swe or a command, as in \"python agent.py {task_file}\"; it finds the model at OPENAI_BASE_URL.", "environment"),
+         "mini-swe, or a command such as \"python agent.py {task_file}\"; it finds the model at OPENAI_BASE_URL.",
+         "environment"),
     Knob("harness_timeout", float, None, "Seconds for a run of the harness; unset means the agent's time in the task's "
          "task.toml.", "environment", exclusive_minimum=0),
     Knob("max_turns", int, 16, "Most actions of an episode.", "environment", minimum=1),
-    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment.", "environment",
+    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment; more where it needs more by its "
+         "own limits.", "environment",
          exclusive_minimum=0),
     Knob("env_workers", int, 16, "Environments that are called at a time.", "environment", minimum=1),
     Knob("num_tasks", int, None, "Train on so many tasks, epoch after epoch; unset means ever new ones.",

@@ -14,7 +14,6 @@ from stacx_core.swe.gateway.errors import unknown_session
 from stacx_core.swe.gateway.messages import message_key, newest_text
 from stacx_core.swe.gateway.rendering import Renderer, Tools
 
-
 COUNTED = ("malformed_tool_calls", "context_overflows", "cut", "refused", "abandoned")
 """What is counted: calls that could not be read, requests without room for an answer, answers ended by a limit, and
 requests that were refused or whose client had gone."""

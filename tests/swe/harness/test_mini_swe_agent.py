@@ -12,6 +12,7 @@ import stacx_core
 from gateway_parts import Scripted
 from stacx_core.data.sample import ENVIRONMENT, STUDENT, TEACHER
 from stacx_core.rollout.engine import SamplingParams
+from stacx_core.rollout.episode_runner import student_only
 from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.loading import load_teacher
 from stacx_core.swe.agent.harbor import HarborTasks
@@ -21,6 +22,7 @@ from stacx_core.swe.harness.runner import HarnessRunner
 from stacx_core.swe.tasks import read_tasks
 
 EXAMPLES = Path(stacx_core.__file__).parents[1] / "examples" / "swe_tasks"
+LOOK = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
 PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
 
 pytestmark = pytest.mark.skipif(
@@ -42,17 +44,35 @@ class Remembered:
         return actions
 
 
-def test_it_solves_all_examples_and_what_was_recorded_is_what_was_answered(
-    provider: Any, host_args: Any, tokenizer: Any, talker: Path
-) -> None:
+@pytest.fixture
+def mini(provider: Any, host_args: Any, tokenizer: Any, talker: Path) -> Any:
+    """Its runner on the examples, by given arguments, and those with the others."""
+
+    def make(limit: int = 65_536, **given: Any) -> Any:
+        given |= {"environment": f"harbor:{EXAMPLES}", "teacher": f"{MiniSweExpert.__module__}:MiniSweExpert"}
+        args = host_args(harness=f"mini-swe:{Path(PYTHON).parent / 'mini'}", hf_checkpoint=str(talker), **given)
+        tasks = HarborTasks(read_tasks(EXAMPLES), [], provider, 2)
+        return args, HarnessRunner(args, tokenizer, limit, load_harness(args.harness), tasks)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "turns"),
+    [({"max_turns": 1}, "turn_limit", 1), ({"limit": 9_000}, "context_overflow", 1)],
+)
+def test_it_ends_where_the_model_says_no_more(mini: Any, tokenizer: Any, given: Any, outcome: str, turns: int) -> None:
+    args, runner = mini(**given)
+    engine = Scripted(lambda said: LOOK.replace("id -un", "seq 2000"), tokenizer)
+    (episode,) = runner.run([training_task(args, 0, 0)], engine, None, student_only, SamplingParams(4096), 0)
+    assert (episode.outcome, len(episode.turns), episode.reward) == (outcome, turns, 0.0)
+    assert (episode.counts["harness_crashed"], episode.counts["unsolved"]) == (0, 1)
+
+
+def test_it_solves_all_examples_and_what_was_recorded_is_what_was_answered(mini: Any, tokenizer: Any) -> None:
     """The student looks around first, the expert does the rest: mini-swe-agent cannot tell who answered."""
-    program = Path(PYTHON).parent / "mini"
-    given = {"environment": f"harbor:{EXAMPLES}", "teacher": f"{MiniSweExpert.__module__}:MiniSweExpert"}
-    args = host_args(harness=f"mini-swe:{program}", hf_checkpoint=str(talker), **given)
-    make = HarborTasks(read_tasks(EXAMPLES), [], provider, 2)
-    runner = HarnessRunner(args, tokenizer, 65_536, load_harness(args.harness), make)
-    look = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
-    engine, expert = Scripted(lambda said: look, tokenizer), Remembered(load_teacher(args, tokenizer, scores=False))
+    args, runner = mini()
+    engine, expert = Scripted(lambda said: LOOK, tokenizer), Remembered(load_teacher(args, tokenizer, scores=False))
     tasks = [training_task(args, number, 0) for number in range(20)]
     episodes = runner.run(
         tasks, engine, expert, lambda task, turn: "teacher" if turn else "student", SamplingParams(4096), 0

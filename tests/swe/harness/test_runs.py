@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-EXPERTS = '''
+EXPERTS = """
 def solve(observation):
     if observation.startswith("Write 1"):
         return "RUN echo 1 > score.txt && cat score.txt"
     return "RUN true"
-'''
+"""
 
 
 @pytest.fixture
@@ -60,6 +61,48 @@ def test_a_teacher_takes_turns_behind_the_endpoint(run: Any, metrics: Any, tmp_p
     assert mixed["train/loss"] < taught["train/loss"]
 
 
+def test_held_out_tasks_are_evaluated_by_the_harness(run: Any, metrics: Any, small_tasks: Path, tmp_path: Path) -> None:
+    (small_tasks / "held_out.txt").write_text("second\n")
+    done = run("grpo", "--num-rollout", "1", "--eval-tasks", "1")
+    assert done.code == 0, done.err
+    first = metrics(tmp_path / "run")[0]
+    assert first["eval/episodes"] == first["eval/outcome_done_frac"] == 1
+    assert first["eval/turns_mean"] == 3
+
+
+def test_a_corpus_is_collected_through_the_harness(
+    run: Any, stacx: Any, talker: Path, small_tasks: Path, agent: str, tmp_path: Path
+) -> None:
+    given = ["--hf-checkpoint", talker, "--environment", f"harbor:{small_tasks}", "--harness", agent]
+    given += ["--teacher", "harness_experts:solve", "--num-episodes", "2", "--output-dir", tmp_path / "corpus"]
+    done = stacx("collect", *given)
+    assert done.code == 0, done.err
+    assert "2 episodes" in done.err
+    assert "mean reward 1.000" in done.err
+
+
+def test_ctrl_c_ends_the_harnesses(
+    child: Any, talker: Path, small_tasks: Path, program: Any, agent: str, traces: Any, tmp_path: Path
+) -> None:
+    """The first harness that was answered sends the signal to the run, which its parent has as an argument."""
+    signalled = """
+import pathlib, signal, time
+try:
+    pathlib.Path("../sent").touch(exist_ok=False)
+    os.kill(int(open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[3]), signal.SIGINT)
+except FileExistsError:
+    pass
+time.sleep(1000)
+"""
+    command = program(Path(agent.split()[1]).read_text() + signalled)
+    given = ["--algorithm", "grpo", "--hf-checkpoint", talker, "--environment", f"harbor:{small_tasks}?pool=2"]
+    given += ["--harness", command, "--output-dir", tmp_path / "run", "--rollout-batch-size", "2"]
+    given += ["--rollout-max-response-len", "12", "--num-rollout", "1", "--n-samples-per-prompt", "1", "--lr", "1e-3"]
+    done = child("-m", "stacx_core", "train", *map(str, given))
+    assert done.returncode == 130, done.stderr
+    assert set(traces.processes()) <= {os.getpid()}
+
+
 def test_a_failing_teacher_ends_the_run_while_harnesses_wait(run: Any) -> None:
     done = run("online_dagger", "--teacher", "json:loads", "--teacher-retries", "0")
     assert done.code == 1
@@ -73,7 +116,10 @@ def test_a_failing_teacher_ends_the_run_while_harnesses_wait(run: Any) -> None:
         (["--harness", "cat {taskfile}"], "{taskfile} means nothing (did you mean 'task_file'?)"),
         (["--harness", "cat '"], "is no command"),
         (["--harness", "A=b"], "there is no program ''"),
-        (["--environment", "reasoning_gym:leg_counting"], "--harness works on the tasks of --environment harbor:FOLDER"),
+        (
+            ["--environment", "reasoning_gym:leg_counting"],
+            "--harness works on the tasks of --environment harbor:FOLDER",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_runs(run: Any, flags: list[str], told: str) -> None:

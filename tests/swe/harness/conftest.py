@@ -32,7 +32,7 @@ for turn in range(3):
 '''
 FILES = {
     "instruction.md": "Write 1 into score.txt.\n",
-    "task.toml": "[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 20\n[environment]\nmemory_mb = 256\nstorage_mb = 64\n",
+    "task.toml": "[agent]\ntimeout_sec = 60\n[environment]\nmemory_mb = 256\nstorage_mb = 64\n",
     "tests/test.sh": "mkdir -p /logs/verifier; cat /app/score.txt > /logs/verifier/reward.txt\n",
     "environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY score.txt .\n",
     "environment/score.txt": "0\n",

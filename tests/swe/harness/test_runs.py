@@ -97,7 +97,7 @@ time.sleep(1000)
     command = program(Path(agent.split()[1]).read_text() + signalled)
     given = ["--algorithm", "grpo", "--hf-checkpoint", talker, "--environment", f"harbor:{small_tasks}?pool=2"]
     given += ["--harness", command, "--output-dir", tmp_path / "run", "--rollout-batch-size", "2"]
-    given += ["--rollout-max-response-len", "12", "--num-rollout", "1", "--n-samples-per-prompt", "1", "--lr", "1e-3"]
+    given += ["--rollout-max-response-len", "12", "--num-rollout", "1", "--n-samples-per-prompt", "2", "--lr", "1e-3"]
     done = child("-m", "stacx_core", "train", *map(str, given))
     assert done.returncode == 130, done.stderr
     assert set(traces.processes()) <= {os.getpid()}

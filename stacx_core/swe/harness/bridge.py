@@ -86,6 +86,8 @@ class Bridge(AbstractContextManager["Bridge"]):
         except SandboxError as error:
             self.failure = error
             return {"error": str(error)}
+        except OSError as error:
+            return {"error": str(error)}
         ended = f"\n[ended for its use of {result.limit}]\n" if result.limit else ""
         return {"output": result.output + ended, "exit_code": result.exit_code}
 

@@ -72,7 +72,8 @@ def load_harness(text: str) -> Harness:
 
     Args:
         text: ``mini-swe``, perhaps with the program, as in ``mini-swe:/opt/mini/bin/mini``; or a command in the words
-            of a shell, perhaps behind assignments of variables, with ``PLACEHOLDERS``. No shell runs it.
+            of a shell, perhaps behind assignments of variables, with ``PLACEHOLDERS``. No shell runs it. Words that
+            are files are found from where the run is started.
 
     Raises:
         ConfigError: It cannot be read, has an unknown placeholder, or its program is not there.
@@ -96,8 +97,8 @@ def load_harness(text: str) -> Harness:
             f"name an installed harness ({', '.join(HARNESSES)}), with its program as in mini-swe:/PATH/bin/mini, or "
             'give a command, as in --harness "python agent.py {task_file}"',
         )
-    program = words[0] if os.sep not in words[0] else os.path.abspath(words[0])
-    return Harness((program, *words[1:]), variables)
+    # It starts in a folder of its own, and the files that it was given lie here.
+    return Harness(tuple(os.path.abspath(word) if os.path.isfile(word) else word for word in words), variables)
 
 
 def _check_places(words: list[str]) -> None:

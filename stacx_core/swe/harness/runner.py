@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -206,7 +207,7 @@ def _last_words(ended: Ended, scored: Verification | None) -> str:
 
 def _await(played: Sequence[Future[Episode]], failed: Future[None]) -> None:
     """Wait until all were played, or until the engine or the teacher failed, whose error is raised."""
-    waiting = set(played)
+    waiting: set[Future[Any]] = set(played)
     while waiting:
         done, _ = wait([*waiting, failed], return_when=FIRST_COMPLETED)
         if failed in done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -190,7 +191,7 @@ def test_messages_that_fill_the_context_are_refused_and_others_get_what_is_left(
     answer = chat(gateway, session, [{"role": "user", "content": "x" * 178}])
     assert answer.json["usage"] == {"prompt_tokens": 197, "completion_tokens": 3, "total_tokens": 200}
     assert answer.json["choices"][0]["finish_reason"] == "length"
-    assert session.counts == {"context_overflows": 1, "cut": 1, "malformed_tool_calls": 0}
+    assert session.counts == Counter(context_overflows=1, cut=1)
     assert gateway.finish(session, 0.0).outcome == "done", "the harness found its way"
 
 

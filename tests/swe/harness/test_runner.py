@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway_parts import BASH, Scripted
-from stacx_core.errors import SandboxError
+from stacx_core.errors import EngineError, SandboxError
 from stacx_core.rollout.engine import SamplingParams
 from stacx_core.rollout.episode_runner import student_only
 from stacx_core.rollout.episodes import Episode
@@ -137,6 +137,15 @@ def test_a_sandbox_that_is_lost_is_no_failure_of_the_policy(
     for episode in play(agent):
         assert (episode.outcome, episode.error) == ("env_error", "SandboxError: gone")
         assert episode.turns[1].observation == "125 the sandbox does not answer: gone\n"
+
+
+def test_an_engine_that_fails_ends_the_rollout(play: Play, agent: str, traces: Any) -> None:
+    def fail(said: str) -> str:
+        raise EngineError("the server is away")
+
+    with pytest.raises(EngineError, match="the server is away"):
+        play(agent, fail)
+    assert set(traces.processes()) <= {os.getpid()}
 
 
 def test_tests_without_a_number_are_no_failure_of_the_policy(play: Play, agent: str) -> None:

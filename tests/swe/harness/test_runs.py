@@ -61,6 +61,21 @@ def test_a_teacher_takes_turns_behind_the_endpoint(run: Any, metrics: Any, tmp_p
     assert mixed["train/loss"] < taught["train/loss"]
 
 
+@pytest.mark.parametrize("recipe", ["opd", "mixture_dagger_opd", "mixture_aggrevate_opd"])
+def test_a_model_teaches_behind_the_endpoint(run: Any, metrics: Any, talker: Path, tmp_path: Path, recipe: str) -> None:
+    share = {
+        "opd": [],
+        "mixture_dagger_opd": ["--dagger-beta-start", "0.5"],
+        "mixture_aggrevate_opd": ["--aggrevate-start", "2"],
+    }
+    done = run(recipe, "--teacher", "model", "--teacher-load", str(talker), "--num-rollout", "1", *share[recipe])
+    assert done.code == 0, done.err
+    (line,) = metrics(tmp_path / "run")
+    assert all(math.isfinite(value) for value in line.values())
+    assert (line["rollout/outcome_done"], line["rollout/turns_mean"]) == (4, 3)
+    assert 0 < line["rollout/loss_tokens"] < line["rollout/response_tokens"]
+
+
 def test_held_out_tasks_are_evaluated_by_the_harness(run: Any, metrics: Any, small_tasks: Path, tmp_path: Path) -> None:
     (small_tasks / "held_out.txt").write_text("second\n")
     done = run("grpo", "--num-rollout", "1", "--eval-tasks", "1")

@@ -122,7 +122,10 @@ def test_a_checkpoint_is_evaluated_on_the_embedded_engine(evaluate, speaker, tmp
     assert done.code == 0, done.err
     episodes = read_episodes(tmp_path / "eval/episodes.jsonl")
     assert {(e.outcome, e.reward, len(e.actions)) for e in episodes} == {("turn_limit", 0.0, 2)}
-    assert all(part.tokens and part.mask == (part.who == "student") for e in episodes for part in e.parts)
+    for episode in episodes:
+        system, *parts = episode.parts
+        assert system.text.startswith("You are a software engineer.")
+        assert all(part.tokens and part.mask == (part.who == "student") for part in parts)
     assert episodes[0].counts == {"malformed_actions": 2}
     assert evaluate(*options, output="eval").err == ""
 

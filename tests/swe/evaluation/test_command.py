@@ -75,8 +75,8 @@ def test_an_evaluation_grows_and_is_not_mixed_with_another(evaluate, server, exp
     assert "tasks was" in evaluate(*options).err
 
 
-def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path):
-    """The process is killed at its fifth request, when one episode has ended and another is under way."""
+def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path, eventually):
+    """The process is killed when one episode has been written down and another is under way."""
     options = ["--endpoint", server.url, "--names", str(tmp_path / "names.txt"), "--concurrency", "1"]
     (tmp_path / "names.txt").write_text("a\nb\n")
     answer = expert(read_tasks(folder))
@@ -85,6 +85,7 @@ def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path)
 
     def kills(messages):
         if len(server.asked) == 6:
+            eventually((tmp_path / "eval/episodes.jsonl").exists)
             process.kill()
             process.wait(60)
         return answer(messages)

@@ -43,7 +43,7 @@ _CHANGED: dict[str, dict[str, Any]] = {
 }
 _SHARED = (
     *("apply_chat_template", "rollout_max_running", "rollout_top_p", "rollout_top_k"),
-    *("episode_timeout", "seed", "output_dir", *_CHANGED),
+    *("harness", "harness_timeout", "episode_timeout", "seed", "output_dir", *_CHANGED),
 )
 _HOST = tuple(replace(knob, **_CHANGED.get(knob.name, {})) for knob in HOST_KNOBS)
 OFFERED: tuple[Knob, ...] = (*_OWN, *(knob for knob in _HOST if knob.name in _SHARED))
@@ -110,6 +110,10 @@ def evaluate_args(flags: dict[str, Any]) -> Args:
         raise ConfigError("name what to evaluate: either --hf-checkpoint or --endpoint")
     if args.endpoint is None and args.endpoint_model is not None:
         raise ConfigError("--endpoint-model names a model of --endpoint, which is unset")
+    if args.harness is not None and args.endpoint is not None:
+        raise ConfigError("--harness talks to the model of --hf-checkpoint; run it with --endpoint by itself")
+    if args.harness is None and args.harness_timeout is not None:
+        raise ConfigError("--harness-timeout has no effect without --harness; add it")
     if args.endpoint is not None and args.rollout_top_k != -1:
         raise ConfigError("--rollout-top-k is not part of the protocol of --endpoint; leave it out")
     if args.samples > 1 and args.eval_temperature == 0:

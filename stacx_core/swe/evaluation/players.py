@@ -23,6 +23,8 @@ from stacx_core.swe.agent.harbor import HarborTasks
 from stacx_core.swe.agent.words import SYSTEM
 from stacx_core.swe.evaluation.endpoint import ContextOverflow, Endpoint
 from stacx_core.swe.evaluation.trajectory import ENDPOINT_FAILED, Part, Trajectory
+from stacx_core.swe.harness.commands import load_harness
+from stacx_core.swe.harness.runner import HarnessRunner
 
 
 class Player(Protocol):
@@ -50,7 +52,14 @@ class CheckpointPlayer:
         model = load_model(args.hf_checkpoint, DTYPES[args.dtype], pick_device(args.device))
         self._engine = LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
         args = args.replace(env_workers=make.at_once)
-        self._runner = EpisodeRunner(args, tokenizer, context_length(args.hf_checkpoint), make)
+        # A turn has the user's message alone; what a harness says before it is not known here.
+        self._opening = [Part("environment", SYSTEM)] if args.harness is None else []
+        length = context_length(args.hf_checkpoint)
+        self._runner = (
+            EpisodeRunner(args, tokenizer, length, make)
+            if args.harness is None
+            else HarnessRunner(args, tokenizer, length, load_harness(args.harness), make)
+        )
         self._params = params
 
     def play(self, tasks: Sequence[EpisodeTask]) -> Iterator[Trajectory]:
@@ -58,8 +67,7 @@ class CheckpointPlayer:
         played = self._runner.play(tasks, self._engine, None, student_only, self._params, rollout=-1)
         for _, episode in played:
             trajectory = Trajectory.of_episode(episode)
-            # A turn has the user's message alone.
-            yield replace(trajectory, parts=[Part("environment", SYSTEM), *trajectory.parts])
+            yield replace(trajectory, parts=[*self._opening, *trajectory.parts])
 
 
 class EndpointPlayer:

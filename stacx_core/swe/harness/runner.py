@@ -6,7 +6,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -123,15 +123,40 @@ class HarnessRunner:
         Raises:
             StacxError: The engine or the teacher raised it; the harnesses are ended.
         """
+        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
+        return [played[place] for place in range(len(tasks))]
+
+    def play(
+        self,
+        tasks: Sequence[EpisodeTask],
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
+        who: Who,
+        params: SamplingParams,
+        rollout: int,
+    ) -> Iterator[tuple[int, Episode]]:
+        """See :meth:`stacx_core.rollout.episode_runner.EpisodeRunner.play`.
+
+        Raises:
+            StacxError: The engine or the teacher raised it; the harnesses are ended.
+        """
         settings = GatewaySettings(MODEL, params, self.limit, self.args.seed, max_turns=self.args.max_turns)
         with ExitStack() as held:
             gateway = held.enter_context(Gateway(settings, self.tokenizer, engine, teacher, who))
             threads = ThreadPoolExecutor(self.make.at_once)
             held.callback(threads.shutdown, cancel_futures=True)
             processes = held.enter_context(Processes())
-            played = [threads.submit(self._played, task, gateway, processes, rollout) for task in tasks]
-            _await(played, gateway.failed)
-            return [episode.result() for episode in played]
+            places = {
+                threads.submit(self._played, task, gateway, processes, rollout): place
+                for place, task in enumerate(tasks)
+            }
+            waiting: set[Future[Any]] = set(places)
+            while waiting:
+                done, _ = wait([*waiting, gateway.failed], return_when=FIRST_COMPLETED)
+                if gateway.failed in done:
+                    gateway.failed.result()
+                waiting -= done
+                yield from ((places[episode], episode.result()) for episode in done)
 
     def _played(self, task: EpisodeTask, gateway: Gateway, processes: Processes, rollout: int) -> Episode:
         session = gateway.open(task, rollout)
@@ -203,13 +228,3 @@ def _last_words(ended: Ended, scored: Verification | None) -> str:
     if scored is None:
         return harness
     return f"{harness}\nreward: {scored.reward:g}\n<tests>\n{bounded(scored.output, _TAIL)}\n</tests>"
-
-
-def _await(played: Sequence[Future[Episode]], failed: Future[None]) -> None:
-    """Wait until all were played, or until the engine or the teacher failed, whose error is raised."""
-    waiting: set[Future[Any]] = set(played)
-    while waiting:
-        done, _ = wait([*waiting, failed], return_when=FIRST_COMPLETED)
-        if failed in done:
-            failed.result()
-        waiting -= done

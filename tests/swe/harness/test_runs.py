@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -94,6 +95,24 @@ def test_a_corpus_is_collected_through_the_harness(
     assert done.code == 0, done.err
     assert "2 episodes" in done.err
     assert "mean reward 1.000" in done.err
+
+
+def test_a_checkpoint_is_evaluated_with_the_harness(
+    run: Any, stacx: Any, talker: Path, small_tasks: Path, agent: str, tmp_path: Path
+) -> None:
+    given = [small_tasks, "--hf-checkpoint", talker, "--harness", agent, "--eval-max-response-len", "12"]
+    done = stacx("eval", *given, "--samples", "2", "--eval-temperature", "1", "--output-dir", tmp_path / "eval")
+    assert done.code == 0, done.err
+    episodes = [json.loads(line) for line in (tmp_path / "eval/episodes.jsonl").read_text().splitlines()]
+    assert sorted((line["task"], line["sample"]) for line in episodes) == [
+        ("first", 0),
+        ("first", 1),
+        ("second", 0),
+        ("second", 1),
+    ]
+    assert all(line["verdict"] in ("solved", "unsolved") for line in episodes)
+    refused = stacx("eval", small_tasks, "--endpoint", "http://x", "--harness", agent, "--output-dir", tmp_path / "no")
+    assert (refused.code, "run it with --endpoint by itself" in refused.err) == (2, True)
 
 
 def test_ctrl_c_ends_the_harnesses(

@@ -21,9 +21,9 @@ from stacx_core.swe.sandboxes import sandbox_provider
 from stacx_core.swe.tasks import Task, read_tasks
 
 SUMMARY, TASKS = "summary.json", "tasks.jsonl"
-DECIDES = ("endpoint", "harness", "harness_timeout", "dtype", "apply_chat_template", "max_sequence_len", "max_turns", "seed",
-           "sandbox", "eval_temperature", "eval_max_response_len", "rollout_top_p", "rollout_top_k", "command_timeout",
-           "output_limit")  # fmt: skip
+DECIDES = ("endpoint", "harness", "harness_timeout", "dtype", "apply_chat_template", "max_sequence_len", "max_turns",
+           "seed", "sandbox", "eval_temperature", "eval_max_response_len", "rollout_top_p", "rollout_top_k",
+           "command_timeout", "output_limit")  # fmt: skip
 """Knobs that the episodes depend on, besides tasks and model."""
 
 

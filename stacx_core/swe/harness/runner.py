@@ -169,10 +169,8 @@ class HarnessRunner:
 
     def _worked(self, session: Session, task: Task, gateway: Gateway, processes: Processes) -> Episode:
         with self.make.pool.open(task) as sandbox:
-            ended, failure = self._ran(session, task, sandbox, gateway.key, processes)
+            ended = self._ran(session, task, sandbox, gateway.key, processes)
             outcome, error = _outcome(session, ended)
-            if failure is not None:
-                outcome, error = "env_error", f"{type(failure).__name__}: {failure}"
             scored = None if outcome in FAILURES else verify(sandbox, task)
         reward = scored.reward if scored else 0.0
         episode = gateway.finish(session, reward, outcome, error)
@@ -186,10 +184,8 @@ class HarnessRunner:
         episode.last_words = _last_words(ended, scored)
         return episode
 
-    def _ran(
-        self, session: Session, task: Task, sandbox: Sandbox, key: str, processes: Processes
-    ) -> tuple[Ended, StacxError | None]:
-        """Run the harness to its end; returns how it ended, and why the sandbox is gone, if it is."""
+    def _ran(self, session: Session, task: Task, sandbox: Sandbox, key: str, processes: Processes) -> Ended:
+        """Run the harness to its end; raises ``SandboxError`` when its sandbox was lost."""
         seconds = self.args.harness_timeout or task.limits.agent_timeout
         longest = self.make.settings.command_timeout
         with tempfile.TemporaryDirectory(prefix="stacx-harness-", ignore_cleanup_errors=True) as name:
@@ -204,7 +200,10 @@ class HarnessRunner:
                     **{"base_url": session.base_url, "key": key},
                 }
                 command, env = self.harness.command(values), self.harness.environment(values)
-                return processes.run(command, folder, env, seconds), bridge.failure
+                ended = processes.run(command, folder, env, seconds)
+        if bridge.failure is not None:
+            raise bridge.failure
+        return ended
 
 
 def _outcome(session: Session, ended: Ended) -> tuple[Outcome, str]:

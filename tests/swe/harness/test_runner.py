@@ -136,6 +136,7 @@ def test_a_sandbox_that_is_lost_is_no_failure_of_the_policy(
     monkeypatch.setattr(BubblewrapSandbox, "run", lost)
     for episode in play(agent):
         assert (episode.outcome, episode.error) == ("env_error", "SandboxError: gone")
+        assert episode.counts["SandboxError"] == 1
         assert episode.turns[1].observation == "125 the sandbox does not answer: gone\n"
 
 

@@ -41,11 +41,11 @@ def create_trainer(config: TrainingConfig, args: Args) -> StacxTrainer:
     disable_progress_bar()
     set_verbosity_error()
     checkpoint = resume_point(args)
-    setup, num_rollout = load_data(config, args)
     start = json.loads((checkpoint / STATE_FILE).read_text()) if checkpoint else None
-    if start:
-        assert checkpoint is not None
+    if checkpoint and start:
         _check_same_kind(checkpoint, start, config, args)
+    setup, num_rollout = load_data(config, args)
+    if start:
         setup.roll_in.restore(start["roll_in"])
     with _ending_processes(args), ExitStack() as undo:
         learner = _learner(config, args, checkpoint, num_rollout)

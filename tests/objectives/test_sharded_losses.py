@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give the tests every installed recipe; the processes, which load this module too, need none."""
     if "config" in metafunc.fixturenames:
         plugin_host()
-        configs = list(TRAINING_CONFIGS.values())
+        configs = [config for config in TRAINING_CONFIGS.values() if "tensor_parallel" in config.supports]
         metafunc.parametrize("config", configs, ids=[config.name for config in configs])
 
 

@@ -279,7 +279,7 @@ def test_likeliest_tokens_in_a_batch() -> None:
     assert batch["teacher_topk_ids"][0].dtype == torch.int32
     assert batch["teacher_topk_log_probs"][1].shape == (2, 2)
     batch["teacher_topk_log_probs"][0][1, 0] = math.nan
-    with pytest.raises(ArithmeticError, match="teacher_topk_log_probs is nan at response token 1"):
+    with pytest.raises(ArithmeticError, match="teacher_topk_log_probs is nan at position 1 of the response"):
         validate_batch(batch)
     ragged = {"teacher_topk_ids": [[1], [3, 4]], "teacher_topk_log_probs": [[-1.0], [-1.0, -2.0]]}
     with pytest.raises(BatchError, match=r"teacher_topk_ids has rows of \[1, 2\] entries"):

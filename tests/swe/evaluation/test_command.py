@@ -81,11 +81,12 @@ def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path,
     (tmp_path / "names.txt").write_text("a\nb\n")
     answer = expert(read_tasks(folder))
     program = [sys.executable, "-m", "stacx_core", "eval", str(folder), "--output-dir", str(tmp_path / "eval")]
+    written = tmp_path / "eval/episodes.jsonl"
     process = subprocess.Popen([*program, *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def kills(messages):
         if len(server.asked) == 6:
-            eventually((tmp_path / "eval/episodes.jsonl").exists)
+            eventually(lambda: written.exists() and written.read_bytes().endswith(b"\n"))
             process.kill()
             process.wait(60)
         return answer(messages)

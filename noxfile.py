@@ -19,9 +19,10 @@ import nox
 ROOT = Path(__file__).parent
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 TORCH = next(line for line in REQUIREMENTS if line.startswith("torch=="))
+HARNESS = "mini-swe-agent==2.4.6"
 SGLANG = "sglang==0.5.23"
 
-CI_SESSIONS = ("lint", "types", "docs", "parallel", "trl", "wheels", "sglang")
+CI_SESSIONS = ("lint", "types", "docs", "parallel", "trl", "harness", "wheels", "sglang")
 """What CI runs after the README's test command."""
 
 nox.needs_version = ">=2025.5"
@@ -97,7 +98,9 @@ HOST = Package(
         "tests/rollout/sglang/test_command_teacher.py",
         "tests/rollout/sglang/test_command_usage.py",
         "tests/rollout/sglang/test_router.py",
+        "tests/swe/agent/test_training.py",
         "tests/swe/gateway",
+        "tests/swe/harness",
         "tests/train",
         "tests/trainer/ray",
         "tests/trainer/test_invariance.py",
@@ -186,6 +189,17 @@ def sglang(session: nox.Session) -> None:
     assert interpreter is not None
     session.env["STACX_SGLANG_PYTHON"] = interpreter
     python(session, "pytest", *(session.posargs or ["tests/sglang"]))
+
+
+@nox.session
+def harness(session: nox.Session) -> None:
+    """The tests with mini-swe-agent as it is published, in an environment of its own."""
+    session.install(HARNESS)
+    interpreter = shutil.which("python", path=session.bin)
+    assert interpreter is not None
+    session.env["STACX_MINI_SWE_PYTHON"] = interpreter
+    tests = ["tests/swe/gateway/test_mini_swe_agent.py", "tests/swe/harness/test_mini_swe_agent.py"]
+    python(session, "pytest", *(session.posargs or tests))
 
 
 @nox.session

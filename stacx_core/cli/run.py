@@ -19,6 +19,8 @@ COMMANDS = {
     "sample": ("stacx_core.cli.sample:sample", "Draw samples from a model and write them to a file."),
     "collect": ("stacx_core.cli.collect:collect", "Let a teacher play episodes and keep them as a corpus."),
     "tasks": ("stacx_core.cli.tasks:tasks", "List, check, try out and convert tasks for coding agents."),
+    "eval": ("stacx_core.cli.evaluate:evaluate", "Let a model work on tasks and estimate pass@k."),
+    "show-trajectory": ("stacx_core.cli.show_trajectory:show_trajectory", "Show an agent's episode."),
     "convert": (
         "stacx_core.cli.convert:convert",
         "Convert a model to a distributed checkpoint of Megatron-core, or back.",

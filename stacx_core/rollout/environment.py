@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from stacx_core.config import resolve_object
 from stacx_core.data.sample import Message
@@ -22,11 +22,13 @@ class Step:
         observation: The next user turn, or the whole conversation; not shown when ``done``.
         reward: Added to the reward of the episode.
         done: Whether the episode ends here.
+        counts: What happened in this step, by name; added up over episodes and reported as ``count_NAME``.
     """
 
     observation: Observation
     reward: float = 0.0
     done: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Environment(Protocol):
@@ -51,18 +53,43 @@ class Environment(Protocol):
 MakeEnvironment = Callable[[], Environment]
 """Makes the environment of one more episode."""
 
+
+@runtime_checkable
+class LimitedEnvironments(Protocol):
+    """What makes environments, and knows what they need.
+
+    Attributes:
+        at_once: Most environments that are begun and not yet closed.
+        longest_call: Seconds that a call of an environment may rightly take; ``--episode-timeout`` is no shorter.
+    """
+
+    at_once: int
+    longest_call: float
+
+    def __call__(self) -> Environment:
+        """The environment of one more episode."""
+
+
 _METHODS = ("reset", "step", "render", "close")
+_HARBOR = "harbor"
+
+
+def has_numbered_tasks(reference: str | None) -> bool:
+    """Whether a seed of these environments is ``2 * number`` of a training task, or ``2 * number + 1`` of a held-out
+    one, so that a pass over them meets each of them once."""
+    return reference is not None and reference.startswith(f"{_HARBOR}:")
 
 
 def load_environment(reference: str) -> MakeEnvironment:
     """What makes the environments called ``reference``.
 
     Args:
-        reference: ``textarena:NAME``, ``reasoning_gym:NAME[?OPTION=VALUE]`` or ``package.module:Class``, a class (or
-            function) that is called without arguments.
+        reference: ``textarena:NAME``, ``reasoning_gym:NAME[?OPTION=VALUE]``, ``harbor:FOLDER[?OPTION=VALUE]`` or
+            ``package.module:Class``, a class (or function) that is called without arguments.
 
     Raises:
         ConfigError: There is no such environment, its package is not installed, or it cannot be called.
+        DataError: The tasks of the folder cannot be used.
     """
     scheme, _, name = reference.partition(":")
     if scheme == "textarena":
@@ -73,10 +100,14 @@ def load_environment(reference: str) -> MakeEnvironment:
         from stacx_core.rollout.environments.reasoning_gym_task import reasoning_gym_task
 
         return reasoning_gym_task(name)
+    if scheme == _HARBOR and name:
+        from stacx_core.swe.agent.harbor import harbor_tasks
+
+        return harbor_tasks(name)
     if not name:
         raise ConfigError(
-            f"no environment is called {reference!r}{nearest(scheme, ['textarena', 'reasoning_gym'])}; write "
-            "textarena:NAME, reasoning_gym:NAME, or name your own class as 'package.module:Class'"
+            f"no environment is called {reference!r}{nearest(scheme, ['textarena', 'reasoning_gym', _HARBOR])}; write "
+            "textarena:NAME, reasoning_gym:NAME, harbor:FOLDER, or name your own class as 'package.module:Class'"
         )
     return _own(reference)
 

@@ -105,8 +105,8 @@ class EpisodeEvaluation(Evaluation):
     def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         new_tokens = args.eval_max_response_len or args.rollout_max_response_len
         self.params = SamplingParams(new_tokens, args.eval_temperature)
-        self.runner = episode_runner(args, tokenizer, context_length)
         self.tasks = held_out_tasks(args)
+        self.runner = episode_runner(args, tokenizer, context_length, self.tasks[0])
         self.size = len(self.tasks)
 
     def run(self, engine: RolloutEngine) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -16,7 +17,14 @@ from stacx_core.data.turns import first_ids, next_ids
 from stacx_core.errors import ConfigError, DataError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
-from stacx_core.rollout.environment import Environment, MakeEnvironment, Observation, Step, load_environment
+from stacx_core.rollout.environment import (
+    Environment,
+    LimitedEnvironments,
+    MakeEnvironment,
+    Observation,
+    Step,
+    load_environment,
+)
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
@@ -37,8 +45,16 @@ def student_only(task: EpisodeTask, turn: int) -> Executor:
     return "student"
 
 
-def episode_runner(args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> EpisodeRunner:
-    """The runner of ``--environment``, once the first training task was begun to see whether that works.
+def episode_runner(
+    args: Args, tokenizer: PreTrainedTokenizerBase, context_length: int | None, first: EpisodeTask | None = None
+) -> EpisodeRunner:
+    """The runner of ``--environment``, once a task was begun to see whether that works.
+
+    Args:
+        args: The run's.
+        tokenizer: Of the student.
+        context_length: Of the student, when it has one.
+        first: The task to begin; the first training task by default.
 
     Raises:
         ConfigError: There is no such environment, or its first task fails or leaves no room for an action.
@@ -46,11 +62,12 @@ def episode_runner(args: Args, tokenizer: PreTrainedTokenizerBase, context_lengt
     """
     make = load_environment(args.environment)
     runner = EpisodeRunner(args, tokenizer, context_length, make)
-    (begun,) = timed_calls([partial(_begun, make, training_task(args, 0, 0).seed)], 1, args.episode_timeout)
+    seed = (first or training_task(args, 0, 0)).seed
+    (begun,) = timed_calls([partial(_begun, make, seed)], 1, runner.patience)
     if isinstance(begun, BaseException):
         raise ConfigError(f"--environment {args.environment}: its first task fails: {_told(begun)}") from begun
     environment, observation = begun
-    timed_calls([environment.close], 1, args.episode_timeout)
+    timed_calls([environment.close], 1, runner.patience)
     length = len(first_ids(observation, tokenizer, args.apply_chat_template))
     if runner.limit is not None and length + args.rollout_max_response_len > runner.limit:
         raise ConfigError(
@@ -66,6 +83,7 @@ class _Seat:
 
     task: EpisodeTask
     episode: Episode
+    place: int
     environment: Environment | None = None
     observation: Observation = ""
     context: list[int] = field(default_factory=list)
@@ -82,6 +100,7 @@ class _Seat:
             self.environment = None
             self.end("env_timeout", str(error))
         else:
+            self.episode.counts[type(error).__name__] += 1
             self.end("env_error", _told(error))
 
     @property
@@ -94,9 +113,10 @@ class EpisodeRunner:
     """Plays episodes to their end.
 
     All episodes that go on take their turn together: one call of the engine for the student's actions, one of the
-    teacher for its own, then the environments, ``--env-workers`` of them at a time. An environment that raises, or
-    takes longer than ``--episode-timeout``, ends its own episode and no other. The episodes depend on the seeds alone,
-    not on the number of workers or on what is played beside them.
+    teacher for its own, then the environments, ``--env-workers`` of them at a time. Where only so many environments can
+    be open at once, further episodes begin as others end. An environment that raises, or takes longer than
+    ``--episode-timeout``, ends its own episode and no other. The episodes depend on the seeds alone, not on the number
+    of workers or on what is played beside them.
 
     Args:
         args: The run's; see the knobs of the section ``environment``.
@@ -116,6 +136,9 @@ class EpisodeRunner:
         self.tokenizer = tokenizer
         self.limit = sequence_limit(args, context_length)
         self.make_environment = make_environment
+        limited = make_environment if isinstance(make_environment, LimitedEnvironments) else None
+        self.patience = max(args.episode_timeout, limited.longest_call if limited else 0.0)
+        self.at_once = limited.at_once if limited else None
 
     def run(
         self,
@@ -126,7 +149,20 @@ class EpisodeRunner:
         params: SamplingParams,
         rollout: int,
     ) -> list[Episode]:
-        """One episode per task, in order.
+        """One episode per task, in order; the arguments are those of :meth:`play`."""
+        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
+        return [played[place] for place in range(len(tasks))]
+
+    def play(
+        self,
+        tasks: Sequence[EpisodeTask],
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
+        who: Who,
+        params: SamplingParams,
+        rollout: int,
+    ) -> Iterator[tuple[int, Episode]]:
+        """The episodes as they end, each with the place of its task.
 
         Args:
             tasks: What to play.
@@ -139,22 +175,30 @@ class EpisodeRunner:
         Raises:
             ValueError: ``who`` names a student or a teacher and there is none.
         """
-        seats = [_Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout))) for t in tasks]
-        self._reset(seats)
-        for turn in range(self.args.max_turns):
-            self._look(_going(seats), params.max_new_tokens)
-            live = _going(seats)
-            if not live:
-                break
-            self._act(live, turn, engine, teacher, who, params, rollout)
-            self._step(_going(live))
-        for seat in _going(seats):
-            seat.end("turn_limit")
-        self._close(seats)
-        return [seat.episode for seat in seats]
+        waiting = deque(
+            _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place)
+            for place, t in enumerate(tasks)
+        )
+        seats: list[_Seat] = []
+        try:
+            while waiting or seats:
+                room = len(waiting) if self.at_once is None else self.at_once - len(seats)
+                begun = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+                seats += begun
+                self._reset(begun)
+                self._look(_going(seats), params.max_new_tokens)
+                if live := _going(seats):
+                    self._act(live, engine, teacher, who, params, rollout)
+                    self._step(_going(live))
+                over = [seat for seat in seats if not seat.going]
+                seats = _going(seats)
+                self._close(over)
+                yield from ((seat.place, seat.episode) for seat in over)
+        finally:
+            self._close(seats)
 
     def _call(self, calls: Sequence[Callable[[], T]]) -> list[T | BaseException]:
-        return timed_calls(calls, self.args.env_workers, self.args.episode_timeout)
+        return timed_calls(calls, self.args.env_workers, self.patience)
 
     def _reset(self, seats: Sequence[_Seat]) -> None:
         answers = self._call([partial(_begun, self.make_environment, seat.task.seed) for seat in seats])
@@ -185,7 +229,6 @@ class EpisodeRunner:
     def _act(
         self,
         seats: Sequence[_Seat],
-        turn: int,
         engine: RolloutEngine | None,
         teacher: Actor | None,
         who: Who,
@@ -194,6 +237,7 @@ class EpisodeRunner:
     ) -> None:
         acting: dict[Executor, list[tuple[_Seat, int]]] = {"student": [], "teacher": []}
         for seat in seats:
+            turn = len(seat.episode.turns)
             seed = sub_seed(self.args.seed, "turn", rollout, seat.task.task, seat.task.sample, turn)
             acting[who(seat.task, turn)].append((seat, seed))
         if acting["student"]:
@@ -242,8 +286,12 @@ class EpisodeRunner:
                 continue
             seat.observation = answer.observation
             seat.episode.reward += answer.reward
+            seat.episode.counts.update(answer.counts)
             if answer.done:
+                seat.episode.last_words = seat.text
                 seat.end("done")
+            elif len(seat.episode.turns) == self.args.max_turns:
+                seat.end("turn_limit")
 
     def _close(self, seats: Sequence[_Seat]) -> None:
         """Close what can be closed; the episodes are over, so a failure here is only reported."""
@@ -277,7 +325,9 @@ def _stepped(environment: Environment | None, action: str) -> Step:
     reward = float(step.reward)
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}; it must be finite")
-    return Step("" if step.done else _shown(step.observation), reward, bool(step.done))
+    # What an environment says at the end is for people, and may be nothing.
+    said = str(step.observation) if step.done else _shown(step.observation)
+    return Step(said, reward, bool(step.done), step.counts)
 
 
 def _shown(observation: Observation) -> Observation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -76,6 +77,8 @@ class Episode:
         reward: Sum of the rewards of the steps.
         outcome: How it ended; see ``OUTCOMES``.
         error: What a failed environment said.
+        counts: What the environment counted, and the type of what it raised.
+        last_words: What the environment said when it ended the episode, which nobody is shown.
     """
 
     task: int
@@ -87,6 +90,8 @@ class Episode:
     reward: float = 0.0
     outcome: Outcome = "done"
     error: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    last_words: str = ""
 
     @property
     def failed(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from stacx_core.data.prompts import PromptStream
 from stacx_core.errors import CheckpointError
 from stacx_core.knobs import Args
+from stacx_core.rollout.environment import has_numbered_tasks
 from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.seeds import sub_seed
 
@@ -26,7 +27,8 @@ def held_out_tasks(args: Args) -> list[EpisodeTask]:
 
 
 def _seed(args: Args, name: str, task: int, lowest: int) -> int:
-    return sub_seed(args.seed, name, task) % 2**30 * 2 + lowest
+    number = task if has_numbered_tasks(args.environment) else sub_seed(args.seed, name, task) % 2**30
+    return number * 2 + lowest
 
 
 _ORDER = ("environment", "num_tasks", "seed", "rollout_shuffle")

@@ -15,6 +15,7 @@ from stacx_core.data.sample import Message, Sample
 from stacx_core.errors import ConfigError
 from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.environment import Step
+from stacx_core.rollout.episode_metrics import episode_metrics
 from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
 from stacx_core.rollout.episodes import Episode, EpisodeTask
 from stacx_core.rollout.local import LocalEngine
@@ -330,3 +331,59 @@ def test_an_environment_that_cannot_be_begun_is_a_config_error(
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match=message):
         episode_runner(host_args(**given), tokenizer, 64)
+
+
+class Limited:
+    """Makes sums of which two are open at a time, and remembers how many were."""
+
+    at_once = 2
+    longest_call = 99.0
+
+    def __init__(self) -> None:
+        self.open, self.most = 0, 0
+
+    def __call__(self) -> Sums:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        made = Sums()
+        made.close = self.closed  # type: ignore[method-assign]
+        return made
+
+    def closed(self) -> None:
+        self.open -= 1
+
+
+def test_episodes_begin_as_others_end_where_few_can_be_open(runner: Any, engine: Any) -> None:
+    limited = Limited()
+    build = runner(limited)
+    assert build.patience == 99.0
+    assert played(play(build, engine)) == played(play(runner(), engine))
+    assert (limited.open, limited.most) == (0, 2)
+    places = [place for place, _ in build.play(TASKS[::-2], engine, None, student_only, PARAMS, rollout=5)]
+    assert sorted(places) == list(range(4))
+    assert places != sorted(places)
+
+
+def test_what_is_left_open_is_closed_when_playing_stops(runner: Any, engine: Any) -> None:
+    limited = Limited()
+    playing = runner(limited, max_turns=1).play(TASKS, engine, None, student_only, PARAMS, rollout=5)
+    next(playing)
+    playing.close()
+    assert limited.open == 0
+
+
+class Counting(Sums):
+    """Counts its steps, and the digits it was told."""
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        if self.seed == 102:
+            raise ValueError("no such sum")
+        return Step(step.observation, step.reward, step.done, {"steps": 1, "ends": int(step.done)})
+
+
+def test_what_environments_count_is_added_up(runner: Any, engine: Any) -> None:
+    metrics = episode_metrics(play(runner(Counting), engine, TASKS[::2]))
+    turns = sum(1 + task.seed % 3 for task in TASKS[::2] if task.seed != 102)
+    counts = {name: value for name, value in metrics.items() if name.startswith("count_")}
+    assert counts == {"count_steps": turns, "count_ends": 3.0, "count_ValueError": 1.0}

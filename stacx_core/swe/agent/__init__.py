@@ -1,0 +1,1 @@
+"""The agent in this repository: it works on a task by bash, one command a turn."""

@@ -1,0 +1,115 @@
+"""One episode as it is kept on disk and shown to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from stacx_core.rollout.episodes import FAILURES, Episode
+from stacx_core.swe.agent.bash_agent import ENDINGS
+from stacx_core.swe.oracle import FULL_REWARD
+
+Who = Literal["environment", "student", "teacher"]
+ENDPOINT_FAILED = "endpoint_failed"
+INFRASTRUCTURE = (*FAILURES, ENDPOINT_FAILED)
+"""Outcomes that say nothing about the agent."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one side said.
+
+    Args:
+        who: Environment, student or teacher.
+        text: What was said.
+        tokens: Its length in tokens, where that is known.
+        mask: 1 where the tokens are (or would be) trained on.
+        cut: Whether it was cut at the length limit.
+    """
+
+    who: Who
+    text: str
+    tokens: int | None = None
+    mask: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode.
+
+    Args:
+        task: Name of the task.
+        sample: Which of the task's episodes.
+        outcome: How it ended: one of ``stacx_core.rollout.episodes.OUTCOMES``, or that the endpoint failed.
+        reward: Of the whole episode.
+        parts: What was said, in order.
+        error: What went wrong, or "".
+        counts: What the environment counted.
+        last_words: What the environment said at the end, which the agent was not shown.
+    """
+
+    task: str
+    sample: int
+    outcome: str
+    reward: float
+    parts: list[Part]
+    error: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    last_words: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this says nothing about the agent: an infrastructure error."""
+        return self.outcome in INFRASTRUCTURE
+
+    @property
+    def solved(self) -> bool:
+        """Whether the full reward was earned."""
+        return not self.failed and self.reward >= FULL_REWARD
+
+    @property
+    def verdict(self) -> str:
+        """How it ended, in one word: an ending of the environment, the type of an error, or the outcome."""
+        if self.outcome == "env_error":
+            return self.error.partition(":")[0]
+        return next((ending for ending in ENDINGS if self.counts.get(ending)), self.outcome)
+
+    @property
+    def actions(self) -> list[Part]:
+        """What the agent said."""
+        return [part for part in self.parts if part.who != "environment"]
+
+    def record(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**asdict(self), "solved": self.solved, "verdict": self.verdict}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Trajectory:
+        """From the object of :meth:`record`.
+
+        Raises:
+            KeyError, TypeError: It is none.
+        """
+        names = ("task", "sample", "outcome", "reward", "error", "counts", "last_words")
+        return cls(**{name: record[name] for name in names}, parts=[Part(**part) for part in record["parts"]])
+
+    @classmethod
+    def of_episode(cls, episode: Episode) -> Trajectory:
+        """From a played episode."""
+        parts, known = list[Part](), 0
+        for turn in episode.turns:
+            parts.append(Part("environment", turn.observation, max(len(turn.context) - known, 0)))
+            parts.append(Part(turn.executor, turn.text, len(turn.ids), 1, turn.cut))
+            known = len(turn.context) + len(turn.ids)
+        return cls(
+            episode.task_id,
+            episode.sample,
+            episode.outcome,
+            episode.reward,
+            parts,
+            episode.error,
+            {name: count for name, count in episode.counts.items() if count},
+            episode.last_words,
+        )

@@ -36,10 +36,14 @@ _CHANGED: dict[str, dict[str, Any]] = {
     "eval_temperature": {"help": "Sampling temperature; 0 is greedy."},
     "eval_max_response_len": {"default": 1024, "help": "Most new tokens of an action."},
     "max_turns": {"default": 32},
+    "hf_checkpoint": {"help": "Hugging Face folder or hub id of the model."},
+    "dtype": {"help": "Precision of the weights."},
+    "device": {"help": "Where to run: auto takes CUDA when there is one."},
+    "max_sequence_len": {"help": "Longest conversation; unset takes the context of the model."},
 }
 _SHARED = (
-    *("hf_checkpoint", "dtype", "device", "apply_chat_template", "max_sequence_len", "rollout_max_running"),
-    *("rollout_top_p", "rollout_top_k", "episode_timeout", "seed", "output_dir", *_CHANGED),
+    *("apply_chat_template", "rollout_max_running", "rollout_top_p", "rollout_top_k"),
+    *("episode_timeout", "seed", "output_dir", *_CHANGED),
 )
 _HOST = tuple(replace(knob, **_CHANGED.get(knob.name, {})) for knob in HOST_KNOBS)
 OFFERED: tuple[Knob, ...] = (*_OWN, *(knob for knob in _HOST if knob.name in _SHARED))

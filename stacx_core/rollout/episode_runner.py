@@ -176,8 +176,7 @@ class EpisodeRunner:
             ValueError: ``who`` names a student or a teacher and there is none.
         """
         waiting = deque(
-            _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place)
-            for place, t in enumerate(tasks)
+            _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place) for place, t in enumerate(tasks)
         )
         seats: list[_Seat] = []
         try:

@@ -52,7 +52,8 @@ def mean_estimate(values: Sequence[float]) -> Estimate | None:
 
     The interval takes the tasks for draws from a population of such tasks. That of a coin is used for pass@k too: no
     other value in [0, 1] with that mean has a larger variance, so that it is rather too wide than too narrow, and it
-    says something where all tasks or none are solved. (Wilson 1927, Journal of the American Statistical Association 22.)
+    says something where all tasks or none are solved.
+    (Wilson 1927, Journal of the American Statistical Association 22.)
     """
     count = len(values)
     if not count:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stacx_core.errors import ConfigError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import SamplingParams
 from stacx_core.rollout.episodes import EpisodeTask

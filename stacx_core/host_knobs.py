@@ -79,10 +79,11 @@ _ROLLOUT = (
 )  # fmt: skip
 
 _ENVIRONMENT = (
-    Knob("environment", str, None, "Play episodes in textarena:NAME, reasoning_gym:NAME or package.module:Class.",
-         "environment"),
+    Knob("environment", str, None, "Play episodes in textarena:NAME, reasoning_gym:NAME, harbor:FOLDER or "
+         "package.module:Class.", "environment"),
     Knob("max_turns", int, 16, "Most actions of an episode.", "environment", minimum=1),
-    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment.", "environment",
+    Knob("episode_timeout", float, 60.0, "Seconds for each call of an environment; more where it needs more by its "
+         "own limits.", "environment",
          exclusive_minimum=0),
     Knob("env_workers", int, 16, "Environments that are called at a time.", "environment", minimum=1),
     Knob("num_tasks", int, None, "Train on so many tasks, epoch after epoch; unset means ever new ones.",

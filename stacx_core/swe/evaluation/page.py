@@ -12,7 +12,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2rem .8rem .2rem 0;
-  border-bottom: 1px solid var(--line); } td.n { text-align: right; }
+  border-bottom: 1px solid var(--line); } .n { text-align: right; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; margin: .3rem 0; }
 .part { border-left: 4px solid var(--environment); padding: .1rem .8rem; margin: .7rem 0; }
 .student { border-color: var(--student); } .teacher { border-color: var(--teacher); }
@@ -46,7 +46,7 @@ def _contents(trajectories: Iterable[tuple[int, Trajectory]]) -> str:
         f'<td class="n">{t.reward:g}</td><td class="n">{len(t.actions)}</td></tr>'
         for number, t in trajectories
     ]
-    header = "<tr><th>episode</th><th>verdict</th><th>reward</th><th>turns</th></tr>"
+    header = '<tr><th>episode</th><th>verdict</th><th class="n">reward</th><th class="n">turns</th></tr>'
     return f"<table>{header}{''.join(rows)}</table>"
 
 

@@ -58,16 +58,20 @@ trim() {
 # read_variables METHOD SIZE: sets every variable that is unset to its default. `flags` become those that the table
 # passes on, `play` those of episodes; `given` holds the names of variables that were set.
 read_variables() {
-    local name launchers default smoke flag meaning section=""
+    local name readers default smoke flag meaning section="" chosen=""
+    local -A seen=()
     declare -gA given=()
+    [ "$1" != dagger ] || chosen=${RECIPE:-online_dagger}
     flags=() play=() evaluation=()
-    while IFS='|' read -r name launchers default smoke flag meaning; do
-        trim name launchers default smoke flag
+    while IFS='|' read -r name readers default smoke flag meaning; do
+        trim name readers default smoke flag
         case $name in
         "" | "#"*) continue ;;
         "["*) section=$name && continue ;;
         esac
-        case ",${launchers// /}," in *,all,* | *",$1,"* | *",$2,"*) ;; *) continue ;; esac
+        case ",${readers// /}," in *,all,* | *",$1,"* | *",$2,"* | *",${chosen:-none},"*) ;; *) continue ;; esac
+        [ -z "${seen[$name]:-}" ] || continue
+        seen[$name]=1
         if [ -n "${!name+x}" ]; then
             given[$name]=1
         else

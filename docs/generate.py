@@ -301,9 +301,9 @@ def variables_page(provided: Sequence[ProvidedRecipe]) -> str:
         "Variables of the launchers",
         "A launcher reads these environment variables and runs `stacx train`; flags behind its name are passed on and "
         "win. `LAUNCHER` is its name, such as `grpo_4b`; `HERE` is this folder, and `EXAMPLES` is "
-        "`examples/swe_tasks`. A variable that is set and empty means unset. Where several lines of a variable are for a "
-        "launcher, the first one counts. [Train a coding "
-        "agent](../../../docs/how-to/train-a-coding-agent.md) says how to use them.",
+        "`examples/swe_tasks`. A variable that is set and empty means unset. Where several lines of a variable are for "
+        "a launcher, the first one counts. "
+        "[Train a coding agent](../../../docs/how-to/train-a-coding-agent.md) says how to use them.",
         *parts,
     )
 

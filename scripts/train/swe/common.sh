@@ -114,6 +114,13 @@ refuse_contradictions() {
     if [ "$USE_WANDB" = 1 ] && [ -z "${WANDB_KEY:-${WANDB_API_KEY:-}}" ]; then
         refuse "USE_WANDB=1 needs a key: set WANDB_KEY"
     fi
+    if [ -n "$SGLANG_URL" ]; then
+        [ -z "${given[ROLLOUT_GPUS]:-}" ] || refuse "SGLANG_URL names servers that generate and ROLLOUT_GPUS asks for" \
+            "others; unset one of them"
+        ROLLOUT_GPUS=0
+    elif [ "$SMOKE" = 0 ] && [ "$ROLLOUT_GPUS" -eq 0 ]; then
+        refuse "ROLLOUT_GPUS is 0, so that no server can generate; name running ones with SGLANG_URL"
+    fi
     [ "$1" = grpo ] || refuse_teacher
 }
 
@@ -192,13 +199,16 @@ one_node() {
     [ "$TENSOR_PARALLEL" -eq 1 ] || layout+=(--sequence-parallel)
     # CUDA, the copy of the student that is sent to the servers, and the frozen reference.
     case $1 in 4b) reserved=14 ;; 8b) reserved=25 ;; esac
-    [ "$ROLLOUT_GPUS" -gt 0 ] || refuse "ROLLOUT_GPUS is 0; the servers that generate need at least one GPU"
     find_gpus "$wanted"
     run stacx plan --model "qwen3-$1" --gpu-memory-gb "$GPU_MEMORY_GB" --reserved-memory-gb "$reserved" \
         --sequence-length "$MAX_SEQUENCE_LEN" --global-batch-size "$GLOBAL_BATCH_SIZE" "${layout[@]}"
-    engine=(--backend megatron --dtype bf16 "${layout[@]}" --rollout-engine sglang --sglang-launch "$ROLLOUT_GPUS"
-        --sglang-args "--base-gpu-id {index} --context-length $MAX_SEQUENCE_LEN"
-        --sglang-python "$HERE/on_rollout_gpus.sh")
+    engine=(--backend megatron --dtype bf16 "${layout[@]}" --rollout-engine sglang)
+    if [ -n "$SGLANG_URL" ]; then
+        engine+=(--sglang-url "$SGLANG_URL")
+    else
+        engine+=(--sglang-launch "$ROLLOUT_GPUS" --sglang-python "$HERE/on_rollout_gpus.sh"
+            --sglang-args "--base-gpu-id {index} --context-length $MAX_SEQUENCE_LEN")
+    fi
     model=(--dtype bf16)
     export SGLANG_PYTHON ROLLOUT_DEVICES CUDA_VISIBLE_DEVICES
     ROLLOUT_DEVICES=$(devices "${TEACHER_GPUS:-0}" "$ROLLOUT_GPUS")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
 from stacx_core import Args, Sample, TeacherScore
 from stacx_core.rollout.teachers.local import LocalTeacher
 from stacx_core.swe.agent.expert import SolutionExpert
-from transformers import PreTrainedTokenizerBase
 
 
 class ScoringExpert(SolutionExpert):

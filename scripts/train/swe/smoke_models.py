@@ -41,7 +41,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=1,
-        num_attention_heads=2,
+        num_attention_heads=8,
         max_position_embeddings=8192,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

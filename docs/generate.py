@@ -295,7 +295,7 @@ def variables_page(provided: Sequence[ProvidedRecipe]) -> str:
             rows = []
             parts += [f"## {line.strip('[]')}", ""]
         elif line and not line.startswith("#"):
-            rows.append(_variable(*map(str.strip, line.split("|")), knobs))
+            rows.append(_variable([column.strip() for column in line.split("|")], knobs))
             parts[-1] = table(("Variable", "Read by", "Default", "With `SMOKE=1`", "Flag", "Meaning"), rows)
     return page(
         "Variables of the launchers",
@@ -308,9 +308,9 @@ def variables_page(provided: Sequence[ProvidedRecipe]) -> str:
     )
 
 
-def _variable(
-    name: str, readers: str, usual: str, smoke: str, flag: str, meaning: str, knobs: Mapping[str, Knob]
-) -> tuple[str, ...]:
+def _variable(columns: Sequence[str], knobs: Mapping[str, Knob]) -> tuple[str, ...]:
+    """A line of the table; one without a meaning has that of its flag."""
+    name, readers, usual, smoke, flag, meaning = columns
     bare = flag.strip("()")
     told = meaning or knob_help(knobs[bare])
     return code(name), readers, default(usual or None), default(smoke or None), code(bare) if bare else "", told

@@ -193,6 +193,24 @@ def test_without_an_evaluation_a_replay_plays_nothing(launch: Launch) -> None:
     assert not {"--environment", "--max-turns", "--eval-tasks", "--eval-interval"} & set(train)
 
 
+def test_a_replay_without_an_evaluation_needs_the_students_gpus_alone(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    variables = {
+        "CORPUS_DIR": str(tmp_path),
+        "EVAL_TASKS": "0",
+        "TASKS": str(EXAMPLES),
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+    }
+    plan, train = printed(launch("sft_8b", PRINT="1", **variables))
+    assert plan[1] == "plan"
+    assert not any(word.startswith(("--sglang", "--teacher")) for word in train)
+
+
+def test_variables_of_other_launchers_have_no_effect(launch: Launch) -> None:
+    usual = printed(launch("grpo_4b", PRINT="1", TASKS=str(EXAMPLES)))
+    assert printed(launch("grpo_4b", PRINT="1", TASKS=str(EXAMPLES), TEACHER_GPUS="8", BETA_FLOOR="x")) == usual
+
+
 def test_the_key_of_a_tracker_is_in_no_command(launch: Launch) -> None:
     done = launch("grpo_4b", PRINT="1", TASKS=str(EXAMPLES), USE_WANDB="1", WANDB_KEY="secret")
     *_, train = printed(done)

@@ -56,7 +56,8 @@ trim() {
 }
 
 # read_variables METHOD SIZE: sets every variable that is unset to its default. `flags` become those that the table
-# passes on, `play` those of episodes; `given` holds the names of variables that were set.
+# passes on, `play` those of episodes; `given` holds the names of variables that were set. Those of other launchers are
+# unset.
 read_variables() {
     local name readers default smoke flag meaning section="" chosen=""
     local -A seen=()
@@ -69,8 +70,9 @@ read_variables() {
         "" | "#"*) continue ;;
         "["*) section=$name && continue ;;
         esac
+        [ "${seen[$name]:-}" != 1 ] || continue
+        seen[$name]=0
         case ",${readers// /}," in *,all,* | *",$1,"* | *",$2,"* | *",${chosen:-none},"*) ;; *) continue ;; esac
-        [ -z "${seen[$name]:-}" ] || continue
         seen[$name]=1
         if [ -n "${!name+x}" ]; then
             given[$name]=1
@@ -86,6 +88,9 @@ read_variables() {
         *) flags+=("$flag" "${!name}") ;;
         esac
     done <"$HERE/variables.txt"
+    for name in "${!seen[@]}"; do
+        [ "${seen[$name]}" = 1 ] || unset "$name"
+    done
     RUN=$CACHE_ROOT/runs/$RUN_TAG
 }
 
@@ -107,14 +112,16 @@ refuse_contradictions() {
     [ -n "$TASKS" ] || refuse "TASKS is not set: name a folder of tasks, or try the launcher with SMOKE=1"
     [ -d "$TASKS" ] || refuse "TASKS is '$TASKS', which is no folder"
     if [ "$EVAL_TASKS" -eq 0 ]; then
-        for name in EVAL_INTERVAL EVAL_TEMPERATURE SKIP_EVAL_BEFORE_TRAIN HELD_OUT; do
+        for name in EVAL_INTERVAL EVAL_TEMPERATURE SKIP_EVAL_BEFORE_TRAIN; do
             [ -z "${given[$name]:-}" ] || refuse "$name has no effect with EVAL_TASKS=0; unset one of them"
         done
     fi
     if [ "$USE_WANDB" = 1 ] && [ -z "${WANDB_KEY:-${WANDB_API_KEY:-}}" ]; then
         refuse "USE_WANDB=1 needs a key: set WANDB_KEY"
     fi
-    if [ -n "$SGLANG_URL" ]; then
+    if [ "$1$EVAL_TASKS" = sft0 ]; then
+        ROLLOUT_GPUS=0
+    elif [ -n "$SGLANG_URL" ]; then
         [ -z "${given[ROLLOUT_GPUS]:-}" ] || refuse "SGLANG_URL names servers that generate and ROLLOUT_GPUS asks for" \
             "others; unset one of them"
         ROLLOUT_GPUS=0
@@ -131,13 +138,18 @@ refuse_teacher() {
     if [ -n "$TEACHER_URL" ] && [ -n "${given[TEACHER_GPUS]:-}" ] && [ "$TEACHER_GPUS" != 0 ]; then
         refuse "TEACHER_URL names a server and TEACHER_GPUS asks for another one; unset one of them"
     fi
-    if [ "$TEACHER" != sglang ] || [ -n "$TEACHER_URL" ]; then
+    if [ "$TEACHER" != sglang ] || [ -n "$TEACHER_URL" ] || is_collected; then
         TEACHER_GPUS=0
     fi
     [[ $TEACHER_GPUS =~ ^[0-9]+$ ]] || refuse "TEACHER_GPUS must be a whole number, not '$TEACHER_GPUS'"
-    if [ "$TEACHER" = sglang ] && [ -z "$TEACHER_URL" ] && [ "$TEACHER_GPUS" -eq 0 ]; then
+    if [ "$TEACHER" = sglang ] && [ -z "$TEACHER_URL" ] && [ "$TEACHER_GPUS" -eq 0 ] && ! is_collected; then
         refuse "TEACHER_GPUS is 0, so that no server can be started; name a running one with TEACHER_URL"
     fi
+}
+
+# is_collected: whether the corpus of sft is there, so that no teacher is needed.
+is_collected() {
+    [ -n "${CORPUS_DIR:-}" ] && [ -f "$CORPUS_DIR/manifest.json" ]
 }
 
 # choose_recipe METHOD: sets `recipe`.
@@ -202,12 +214,12 @@ one_node() {
     find_gpus "$wanted"
     run stacx plan --model "qwen3-$1" --gpu-memory-gb "$GPU_MEMORY_GB" --reserved-memory-gb "$reserved" \
         --sequence-length "$MAX_SEQUENCE_LEN" --global-batch-size "$GLOBAL_BATCH_SIZE" "${layout[@]}"
-    engine=(--backend megatron --dtype bf16 "${layout[@]}" --rollout-engine sglang)
-    if [ -n "$SGLANG_URL" ]; then
-        engine+=(--sglang-url "$SGLANG_URL")
-    else
-        engine+=(--sglang-launch "$ROLLOUT_GPUS" --sglang-python "$HERE/on_rollout_gpus.sh"
+    engine=(--backend megatron --dtype bf16 "${layout[@]}")
+    if [ "$ROLLOUT_GPUS" -gt 0 ]; then
+        engine+=(--rollout-engine sglang --sglang-launch "$ROLLOUT_GPUS" --sglang-python "$HERE/on_rollout_gpus.sh"
             --sglang-args "--base-gpu-id {index} --context-length $MAX_SEQUENCE_LEN")
+    elif [ -n "$SGLANG_URL" ]; then
+        engine+=(--rollout-engine sglang --sglang-url "$SGLANG_URL")
     fi
     model=(--dtype bf16)
     export SGLANG_PYTHON ROLLOUT_DEVICES CUDA_VISIBLE_DEVICES
@@ -240,7 +252,9 @@ devices() {
 # teach METHOD: adds the teacher to `flags`, or has it play the episodes of the corpus.
 teach() {
     local teacher=(--teacher "$TEACHER")
-    [ "$1" != sft ] || [ ! -f "$CORPUS_DIR/manifest.json" ] || return 0
+    if is_collected; then
+        return
+    fi
     if [ "$TEACHER" = sglang ]; then
         if [ -z "$TEACHER_URL" ]; then
             TEACHER_URL=http://127.0.0.1:$TEACHER_PORT

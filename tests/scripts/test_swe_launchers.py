@@ -356,6 +356,13 @@ def test_a_killed_launcher_goes_on_where_it_stopped(
 
 
 @needs_bubblewrap
+def test_the_smoke_mode_takes_another_model(launch: Launch, replay: Path) -> None:
+    done = launch("opd_4b", "--dry-run", SMOKE="1", STACX_SMOLLM2=str(replay / "smoke" / "student"))
+    assert done.returncode == 0, done.stderr
+    assert "opd: 2 rollouts of 2 x 1" in done.stdout
+
+
+@needs_bubblewrap
 def test_the_exit_code_is_that_of_the_command(launch: Launch) -> None:
     done = launch("grpo_4b", "--rollout-max-response-len", "8000", SMOKE="1")
     assert done.returncode == 2

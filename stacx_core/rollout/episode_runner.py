@@ -123,6 +123,9 @@ class EpisodeRunner:
         tokenizer: Of the student.
         context_length: Of the student, when it has one.
         make_environment: From :func:`stacx_core.rollout.environment.load_environment`.
+
+    Raises:
+        ConfigError: Not even one environment may be open.
     """
 
     def __init__(
@@ -139,6 +142,8 @@ class EpisodeRunner:
         limited = make_environment if isinstance(make_environment, LimitedEnvironments) else None
         self.patience = max(args.episode_timeout, limited.longest_call if limited else 0.0)
         self.at_once = limited.at_once if limited else None
+        if self.at_once is not None and self.at_once < 1:
+            raise ConfigError(f"--environment {args.environment}: at_once is {self.at_once}; it must be at least 1")
 
     def run(
         self,

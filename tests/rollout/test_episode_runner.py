@@ -362,6 +362,9 @@ def test_episodes_begin_as_others_end_where_few_can_be_open(runner: Any, engine:
     places = [place for place, _ in build.play(TASKS[::-2], engine, None, student_only, PARAMS, rollout=5)]
     assert sorted(places) == list(range(4))
     assert places != sorted(places)
+    limited.at_once = 0
+    with pytest.raises(ConfigError, match="at_once is 0; it must be at least 1"):
+        runner(limited)
 
 
 def test_what_is_left_open_is_closed_when_playing_stops(runner: Any, engine: Any) -> None:

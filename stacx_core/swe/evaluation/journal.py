@@ -30,8 +30,8 @@ class Journal:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / EPISODES
-        _claim(folder, json.loads(json.dumps(settings)))
         _drop_half_line(self.file)
+        _claim(folder, json.loads(json.dumps(settings)), begun=self.file.exists() and self.file.stat().st_size > 0)
         self._newest = {_place(trajectory): trajectory for trajectory in read_episodes(self.file)}
 
     def add(self, trajectory: Trajectory) -> None:
@@ -85,11 +85,12 @@ def _place(trajectory: Trajectory) -> tuple[str, int]:
     return trajectory.task, trajectory.sample
 
 
-def _claim(folder: Path, settings: dict[str, Any]) -> None:
+def _claim(folder: Path, settings: dict[str, Any], begun: bool) -> None:
     file = folder / SETTINGS
-    if not file.exists():
-        if others := [child.name for child in folder.iterdir() if not child.name.startswith(".")]:
-            raise ConfigError(f"{folder} is not empty (it has {others[0]}) and is no evaluation; choose another folder")
+    others = [child.name for child in folder.iterdir() if not child.name.startswith(".")]
+    if others and SETTINGS not in others:
+        raise ConfigError(f"{folder} is not empty (it has {others[0]}) and is no evaluation; choose another folder")
+    if not begun:
         part = folder / f".{SETTINGS}"
         part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         part.replace(file)

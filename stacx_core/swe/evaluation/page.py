@@ -57,17 +57,16 @@ def _episode(number: int, trajectory: Trajectory) -> str:
         f'<h2 id="e{number}">{escape(t.task)} #{t.sample}</h2>',
         f"<p>{_badge(t)} reward {t.reward:g}, {len(t.actions)} turns, outcome {escape(t.outcome)}{counts}</p>",
         f"<pre>{escape(t.error)}</pre>" if t.error else "",
-        *(_part(part, place) for place, part in enumerate(t.parts)),
+        *(_part(part, place >= t.opening) for place, part in enumerate(t.parts)),
     ]
     if t.last_words:
         parts.append(_framed("environment", "the end, not shown to the agent", _folded(t.last_words, False)))
     return "\n".join(filter(None, parts))
 
 
-def _part(part: Part, place: int) -> str:
+def _part(part: Part, acted: bool) -> str:
     kind = f"{part.who} trained" if part.mask else part.who
-    folded = part.who == "environment" and place > 0
-    text = _folded(part.text, True) if folded else f"<pre>{escape(part.text)}</pre>"
+    text = _folded(part.text, True) if acted and part.who == "environment" else f"<pre>{escape(part.text)}</pre>"
     return _framed(kind, part_label(part), text)
 
 
@@ -85,7 +84,8 @@ def _folded(text: str, closed: bool) -> str:
     lines = text.splitlines()
     if len(lines) <= _FOLDED:
         return f"<pre>{escape(text)}</pre>"
-    summary = escape(f"{lines[0]} ({len(lines)} lines)")
+    telling = [line for line in lines if line.startswith("exit code")] or [line for line in lines if line.strip()]
+    summary = escape(f"{telling[0] if telling else ''} ({len(lines)} lines)")
     return f"<details{'' if closed else ' open'}><summary>{summary}</summary><pre>{escape(text)}</pre></details>"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Protocol
 
 from transformers.utils.logging import disable_progress_bar
@@ -19,6 +20,7 @@ from stacx_core.rollout.local import LocalEngine
 from stacx_core.seeds import sub_seed
 from stacx_core.swe.agent.bash_agent import BashAgent
 from stacx_core.swe.agent.harbor import HarborTasks
+from stacx_core.swe.agent.words import SYSTEM
 from stacx_core.swe.evaluation.endpoint import ContextOverflow, Endpoint
 from stacx_core.swe.evaluation.trajectory import ENDPOINT_FAILED, Part, Trajectory
 
@@ -54,7 +56,10 @@ class CheckpointPlayer:
     def play(self, tasks: Sequence[EpisodeTask]) -> Iterator[Trajectory]:
         """See :class:`Player`."""
         played = self._runner.play(tasks, self._engine, None, student_only, self._params, rollout=-1)
-        return (Trajectory.of_episode(episode) for _, episode in played)
+        for _, episode in played:
+            trajectory = Trajectory.of_episode(episode)
+            # A turn has the user's message alone.
+            yield replace(trajectory, parts=[Part("environment", SYSTEM), *trajectory.parts])
 
 
 class EndpointPlayer:
@@ -95,8 +100,8 @@ class EndpointPlayer:
         finally:
             environment.close()
         trajectory = Trajectory.of_episode(episode)
-        failed = {"outcome": ENDPOINT_FAILED} if episode.error.startswith(f"{EngineError.__name__}:") else {}
-        return Trajectory(**{**vars(trajectory), "parts": parts, **failed})
+        outcome = ENDPOINT_FAILED if episode.error.startswith(f"{EngineError.__name__}:") else episode.outcome
+        return replace(trajectory, parts=parts, outcome=outcome)
 
     def _play_one(self, environment: BashAgent, episode: Episode, parts: list[Part]) -> None:
         observation = environment.reset(episode.seed)

@@ -29,7 +29,7 @@ def print_trajectory(trajectory: Trajectory, console: Console, everything: bool)
     if t.error:
         console.print(_plain(t.error, "red"))
     for place, part in enumerate(t.parts):
-        console.print(_panel(part, everything or place == 0))
+        console.print(_panel(part, everything or place < t.opening))
     if t.last_words:
         last = _folded(t.last_words, everything)
         console.print(Panel(last, title="the end, not shown to the agent", title_align="left", border_style=colour))

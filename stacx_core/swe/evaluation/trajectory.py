@@ -81,6 +81,11 @@ class Trajectory:
         """What the agent said."""
         return [part for part in self.parts if part.who != "environment"]
 
+    @property
+    def opening(self) -> int:
+        """How many parts there are before the agent first acts."""
+        return next((place for place, part in enumerate(self.parts) if part.who != "environment"), len(self.parts))
+
     def record(self) -> dict[str, Any]:
         """As a JSON object."""
         return {**asdict(self), "solved": self.solved, "verdict": self.verdict}

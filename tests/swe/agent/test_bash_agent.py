@@ -75,11 +75,12 @@ def test_malformed_answers_in_a_row_end_the_episode(agent):
 
 
 def test_a_command_has_its_time_and_the_agent_its_own(agent):
-    environment = agent(AgentSettings(command_timeout=0.5), agent_timeout=0.9)
-    step = environment.step(bash_block("sleep 60"))
+    environment = agent(AgentSettings(command_timeout=0.5), agent_timeout=100)
+    step = environment.step(bash_block("sleep 600"))
     assert step.observation.startswith("exit code: 137 (ended after 0.5 seconds")
     assert (step.done, happened(step)) == (False, {"command_timeouts": 1})
-    step = environment.step(bash_block("sleep 60"))
+    environment = agent(AgentSettings(command_timeout=100), agent_timeout=0.5, name="other")
+    step = environment.step(bash_block("sleep 600"))
     assert (step.done, step.reward, happened(step)) == (True, 0.0, {"agent_timeout": 1, "command_timeouts": 1})
 
 

@@ -75,16 +75,18 @@ def test_an_evaluation_grows_and_is_not_mixed_with_another(evaluate, server, exp
     assert "tasks was" in evaluate(*options).err
 
 
-def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path):
-    """The process is killed at its fifth request, when one episode has ended and another is under way."""
+def test_a_killed_evaluation_goes_on(evaluate, server, expert, folder, tmp_path, eventually):
+    """The process is killed when one episode has been written down and another is under way."""
     options = ["--endpoint", server.url, "--names", str(tmp_path / "names.txt"), "--concurrency", "1"]
     (tmp_path / "names.txt").write_text("a\nb\n")
     answer = expert(read_tasks(folder))
     program = [sys.executable, "-m", "stacx_core", "eval", str(folder), "--output-dir", str(tmp_path / "eval")]
+    written = tmp_path / "eval/episodes.jsonl"
     process = subprocess.Popen([*program, *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def kills(messages):
         if len(server.asked) == 6:
+            eventually(lambda: written.exists() and written.read_bytes().endswith(b"\n"))
             process.kill()
             process.wait(60)
         return answer(messages)
@@ -122,7 +124,10 @@ def test_a_checkpoint_is_evaluated_on_the_embedded_engine(evaluate, speaker, tmp
     assert done.code == 0, done.err
     episodes = read_episodes(tmp_path / "eval/episodes.jsonl")
     assert {(e.outcome, e.reward, len(e.actions)) for e in episodes} == {("turn_limit", 0.0, 2)}
-    assert all(part.tokens and part.mask == (part.who == "student") for e in episodes for part in e.parts)
+    for episode in episodes:
+        system, *parts = episode.parts
+        assert system.text.startswith("You are a software engineer.")
+        assert all(part.tokens and part.mask == (part.who == "student") for part in parts)
     assert episodes[0].counts == {"malformed_actions": 2}
     assert evaluate(*options, output="eval").err == ""
 

@@ -55,10 +55,18 @@ def test_an_infrastructure_error_is_played_again_and_then_forgotten(tmp_path, ep
         ({"more": 1}, "more was None and is 1"),
     ],
 )
-def test_other_settings_are_refused(tmp_path, changed, message):
-    Journal(tmp_path, SETTINGS)
+def test_other_settings_are_refused(tmp_path, episode, changed, message):
+    Journal(tmp_path, SETTINGS).add(episode())
     with pytest.raises(ConfigError, match=message):
         Journal(tmp_path, {**SETTINGS, **changed})
+
+
+def test_settings_may_change_before_the_first_episode(tmp_path, episode):
+    """As when the first command named a model that is not there."""
+    Journal(tmp_path, {**SETTINGS, "model": "n"})
+    Journal(tmp_path, SETTINGS).add(episode())
+    with pytest.raises(ConfigError, match="model was 'm' and is 'n'"):
+        Journal(tmp_path, {**SETTINGS, "model": "n"})
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

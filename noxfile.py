@@ -92,6 +92,7 @@ HOST = Package(
     needs=("examples", "scripts"),
     ignored=(
         "tests/backends/megatron",
+        "tests/cli/test_sample.py",
         "tests/docs",
         "tests/parity",
         "tests/rollout/sglang/test_command_faults.py",

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from stacx_core.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
+LAUNCHERS = ROOT / "scripts" / "train" / "swe"
 NOTICE = "<!-- Written by docs/generate.py; change the code it describes instead. -->"
 
 EXIT_CODES = {
@@ -284,6 +285,37 @@ def help_text(*command: str) -> str:
     return f"```text\n{done.stdout.strip()}\n```"
 
 
+def variables_page(provided: Sequence[ProvidedRecipe]) -> str:
+    """Every environment variable of the launchers for coding agents, from the table that they read."""
+    knobs = {knob.flag: knob for knob in (*HOST_KNOBS, *(k for r in provided for k in r.config.knobs))}
+    parts: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    for line in (LAUNCHERS / "variables.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            rows = []
+            parts += [f"## {line.strip('[]')}", ""]
+        elif line and not line.startswith("#"):
+            rows.append(_variable([column.strip() for column in line.split("|")], knobs))
+            parts[-1] = table(("Variable", "Read by", "Default", "With `SMOKE=1`", "Flag", "Meaning"), rows)
+    return page(
+        "Variables of the launchers",
+        "A launcher reads these environment variables and runs `stacx train`; flags behind its name are passed on and "
+        "win. `LAUNCHER` is its name, such as `grpo_4b`; `HERE` is this folder, and `EXAMPLES` is "
+        "`examples/swe_tasks`. A variable that is set and empty means unset. Where several lines of a variable are for "
+        "a launcher, the first one counts. "
+        "[Train a coding agent](../../../docs/how-to/train-a-coding-agent.md) says how to use them.",
+        *parts,
+    )
+
+
+def _variable(columns: Sequence[str], knobs: Mapping[str, Knob]) -> tuple[str, ...]:
+    """A line of the table; one without a meaning has that of its flag."""
+    name, readers, usual, smoke, flag, meaning = columns
+    bare = flag.strip("()")
+    told = meaning or knob_help(knobs[bare])
+    return code(name), readers, default(usual or None), default(smoke or None), code(bare) if bare else "", told
+
+
 def explanations() -> dict[Path, str]:
     """Path -> text of every explanation, the outputs in it as they are now."""
     paths = sorted((ROOT / "docs" / "explanation").glob("*.md"))
@@ -304,7 +336,11 @@ def _output(block: re.Match[str]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the pages, or compare them with what is there; returns the exit code."""
-    written = {**{REFERENCE / name: text for name, text in pages().items()}, **explanations()}
+    written = {
+        **{REFERENCE / name: text for name, text in pages().items()},
+        LAUNCHERS / "ENV_REFERENCE.md": variables_page(recipes()),
+        **explanations(),
+    }
     stale = [path for path, text in written.items() if current(path) != text]
     if arguments == ["--check"]:
         for path in stale:

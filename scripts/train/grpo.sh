@@ -1,5 +1,6 @@
 # Sourced by one_node.sh and several_nodes.sh: the layouts of three models on nodes of eight GPUs, and how GRPO is run.
 
+source "$(dirname "${BASH_SOURCE[0]}")/run.sh"
 GPUS_PER_NODE=8
 
 # layout SIZE NODES: sets `layout` to the flags that cut the model. `stacx plan` says what they need and what else fits.
@@ -38,14 +39,4 @@ grpo() {
         --rollout-engine sglang --sglang-url "${SGLANG_URL:?give the URLs of SGLang servers, separated by commas}" \
         --update-weight-mode distributed --lr 1e-6 --num-rollout 100 \
         --output-dir "$output" "$@"
-}
-
-# run COMMAND...: runs it, or prints it with PRINT=1.
-run() {
-    if [ "${PRINT:-}" = 1 ]; then
-        printf '%q ' "$@"
-        echo
-    else
-        "$@"
-    fi
 }

@@ -19,8 +19,8 @@ _SHARED = (
     *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len", "rollout_max_running"),
     *("environment", "harness", "harness_timeout", "max_turns", "episode_timeout", "env_workers", "num_tasks"),
     *("rm_type", "rm_load", "reward_key"),
-    *("teacher", "teacher_load", "teacher_dtype", "teacher_retries", "teacher_retry_wait", "teacher_timeout"),
-    *("teacher_failure", "teacher_max_failed", "seed", "output_dir"),
+    *("teacher", "teacher_url", "teacher_load", "teacher_dtype", "teacher_retries", "teacher_retry_wait"),
+    *("teacher_timeout", "teacher_failure", "teacher_max_failed", "seed", "output_dir"),
 )
 COLLECT_KNOBS = (
     Knob("num_episodes", int, None, "Episodes the corpus is to have.", "collect", minimum=1),

@@ -59,6 +59,8 @@ _QWEN3: dict[str, Any] = {"model_type": "qwen3", "vocab_size": 151936, "head_dim
 WELL_KNOWN: Mapping[str, Mapping[str, Any]] = {
     "qwen3-4b": {**_QWEN3, "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
                  "intermediate_size": 9728, "tie_word_embeddings": True},
+    "qwen3-8b": {**_QWEN3, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+                 "intermediate_size": 12288},
     "qwen3-32b": {**_QWEN3, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
                   "intermediate_size": 25600},
     "qwen3-235b-a22b": {**_QWEN3, "model_type": "qwen3_moe", "hidden_size": 4096, "num_hidden_layers": 94,

@@ -130,6 +130,13 @@ def test_another_temperature_is_refused_at_the_start(args: Callable[..., Args], 
         load_teacher(args(rollout_temperature=0.7), load_tokenizer(str(llama)), scores=True)
 
 
+def test_at_another_temperature_it_acts(args: Callable[..., Args], llama: Path) -> None:
+    teacher = load_teacher(args(rollout_temperature=0.7), load_tokenizer(str(llama)), scores=False)
+    (action,) = teacher.act([TeacherTurn([2, 3, 4], "", 7)], SamplingParams(4, temperature=0.7))
+    assert action is not None
+    assert 1 <= len(action.ids) <= 4
+
+
 def test_a_sample_beyond_the_servers_context_is_refused_by_name(args: Callable[..., Args], llama: Path) -> None:
     """A server takes seven tokens fewer than its context of 256 has."""
     teacher = load_teacher(args(), load_tokenizer(str(llama)), scores=True)

@@ -35,6 +35,7 @@ class SGLangTeacher:
         args: The resolved knobs. ``teacher_load`` names the same model on this machine, for its tokenizer and its
             vocabulary, where the path the servers tell is not to be found here.
         tokenizer: Of the policy.
+        scores: Whether it will be asked for scores, which the servers may give at temperature 1 only.
 
     Raises:
         ConfigError: No or several models are served, the tokenizer gives an id another meaning than the policy's
@@ -42,7 +43,7 @@ class SGLangTeacher:
         EngineError: A server does not answer.
     """
 
-    def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, args: Args, tokenizer: PreTrainedTokenizerBase, *, scores: bool = True) -> None:
         self.temperature: float = args.rollout_temperature
         self.tokenizer = tokenizer
         # One failure does not tell of the server: it may be the sample's.
@@ -68,7 +69,8 @@ class SGLangTeacher:
         # The guard asks again what failed; here a request is sent once.
         self._engine = SGLangEngine(self.pool, stops, size, tries=1)
         self._scorer = ServerScorer(self.pool, size, told=policy, tries=1)
-        self._engine.check_scoring(self.temperature)
+        if scores:
+            self._engine.check_scoring(self.temperature)
 
     def score(self, samples: Sequence[Sample], top_k: int) -> list[TeacherScore | EngineError]:
         """See :class:`stacx_core.rollout.teachers.protocol.Teacher`.

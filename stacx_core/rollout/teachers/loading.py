@@ -42,7 +42,7 @@ def load_teacher(args: Args, tokenizer: PreTrainedTokenizerBase, *, scores: bool
     if name == SGLANG:
         from stacx_core.rollout.sglang.teacher import SGLangTeacher
 
-        return GuardedTeacher(SGLangTeacher(args, tokenizer), args, timeout=None)
+        return GuardedTeacher(SGLangTeacher(args, tokenizer, scores=scores), args, timeout=None)
     target = _resolve(name)
     if inspect.isclass(target):
         lacking = [method for method in ("score", "act") if not callable(getattr(target, method, None))]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-import stacx_core
 from stacx_core.data.sample import ENVIRONMENT, TEACHER
 from stacx_core.errors import ConfigError, TeacherError
 from stacx_core.rollout.collecting import teacher_only
@@ -21,7 +20,7 @@ from stacx_core.swe.agent.expert import next_action, solution_steps, task_in
 from stacx_core.swe.agent.harbor import HarborTasks
 from stacx_core.swe.tasks import read_tasks
 
-EXAMPLES = Path(stacx_core.__file__).parents[1] / "examples" / "swe_tasks"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "swe_tasks"
 EXPERT = "stacx_core.swe.agent.expert:SolutionExpert"
 PARAMS = SamplingParams(2048)
 IDLERS = """

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import stacx_core
 from gateway_parts import Scripted
 from stacx_core.data.sample import ENVIRONMENT, STUDENT, TEACHER
 from stacx_core.rollout.engine import SamplingParams
@@ -21,7 +20,7 @@ from stacx_core.swe.harness.expert import MiniSweExpert
 from stacx_core.swe.harness.runner import HarnessRunner
 from stacx_core.swe.tasks import read_tasks
 
-EXAMPLES = Path(stacx_core.__file__).parents[1] / "examples" / "swe_tasks"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "swe_tasks"
 LOOK = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
 PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
 

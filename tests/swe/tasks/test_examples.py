@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import stacx_core
 from stacx_core.swe.oracle import Trial, try_out
 from stacx_core.swe.tasks import read_tasks
 
-EXAMPLES = Path(stacx_core.__file__).parents[1] / "examples" / "swe_tasks"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "swe_tasks"
 
 
 def test_every_example_is_sound(provider):

@@ -99,6 +99,7 @@ HOST = Package(
         "tests/rollout/sglang/test_command_teacher.py",
         "tests/rollout/sglang/test_command_usage.py",
         "tests/rollout/sglang/test_router.py",
+        "tests/scripts/test_swe_launchers.py",
         "tests/swe/agent/test_training.py",
         "tests/swe/gateway",
         "tests/swe/harness",

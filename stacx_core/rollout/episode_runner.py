@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,7 +46,7 @@ def student_only(task: EpisodeTask, turn: int) -> Executor:
     return "student"
 
 
-class RunsEpisodes(Protocol):
+class RunsEpisodes(ABC):
     """Plays episodes to their end, whoever calls the actors: :class:`EpisodeRunner`, or a harness."""
 
     def run(
@@ -57,7 +58,33 @@ class RunsEpisodes(Protocol):
         params: SamplingParams,
         rollout: int,
     ) -> list[Episode]:
-        """One episode per task, in order; the arguments are those of :meth:`EpisodeRunner.play`."""
+        """One episode per task, in order; the arguments are those of :meth:`play`."""
+        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
+        return [played[place] for place in range(len(tasks))]
+
+    @abstractmethod
+    def play(
+        self,
+        tasks: Sequence[EpisodeTask],
+        engine: RolloutEngine | None,
+        teacher: Actor | None,
+        who: Who,
+        params: SamplingParams,
+        rollout: int,
+    ) -> Iterator[tuple[int, Episode]]:
+        """The episodes as they end, each with the place of its task.
+
+        Args:
+            tasks: What to play.
+            engine: Acts for the student; None where ``who`` never names it.
+            teacher: Acts for the teacher; None where ``who`` never names it.
+            who: Names the actor of each turn.
+            params: Of both actors. A turn has the seed ``("turn", rollout, task, sample, turn)``.
+            rollout: Number of the rollout; also the version of the weights.
+
+        Raises:
+            ValueError: ``who`` names a student or a teacher and there is none.
+        """
 
 
 def episode_runner(
@@ -128,7 +155,7 @@ class _Seat:
         return self.observation if isinstance(self.observation, str) else str(self.observation[-1]["content"])
 
 
-class EpisodeRunner:
+class EpisodeRunner(RunsEpisodes):
     """Plays episodes to their end.
 
     All episodes that go on take their turn together: one call of the engine for the student's actions, one of the
@@ -164,19 +191,6 @@ class EpisodeRunner:
         if self.at_once is not None and self.at_once < 1:
             raise ConfigError(f"--environment {args.environment}: at_once is {self.at_once}; it must be at least 1")
 
-    def run(
-        self,
-        tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine | None,
-        teacher: Actor | None,
-        who: Who,
-        params: SamplingParams,
-        rollout: int,
-    ) -> list[Episode]:
-        """One episode per task, in order; the arguments are those of :meth:`play`."""
-        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
-        return [played[place] for place in range(len(tasks))]
-
     def play(
         self,
         tasks: Sequence[EpisodeTask],
@@ -186,19 +200,7 @@ class EpisodeRunner:
         params: SamplingParams,
         rollout: int,
     ) -> Iterator[tuple[int, Episode]]:
-        """The episodes as they end, each with the place of its task.
-
-        Args:
-            tasks: What to play.
-            engine: Acts for the student; None where ``who`` never names it.
-            teacher: Acts for the teacher; None where ``who`` never names it.
-            who: Names the actor of each turn.
-            params: Of both actors. A turn has the seed ``("turn", rollout, task, sample, turn)``.
-            rollout: Number of the rollout; also the version of the weights.
-
-        Raises:
-            ValueError: ``who`` names a student or a teacher and there is none.
-        """
+        """See :class:`RunsEpisodes`."""
         waiting = deque(
             _Seat(t, Episode(t.task, t.sample, t.seed, t.task_id, str(rollout)), place) for place, t in enumerate(tasks)
         )

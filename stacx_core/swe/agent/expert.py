@@ -43,7 +43,7 @@ class SolutionExpert:
         scheme, _, name = (args.environment or "").partition(":")
         if scheme != "harbor":
             raise ConfigError(f"this expert knows tasks of --environment harbor:FOLDER, not of {args.environment!r}")
-        self._tasks = {task.name: task for task in read_tasks(named_options(name)[0])}
+        self.tasks = {task.name: task for task in read_tasks(named_options(name)[0])}
         self._tokenizer, self._mode = tokenizer, args.apply_chat_template
 
     def score(self, samples: Sequence[Sample], top_k: int) -> list[TeacherScore]:
@@ -61,10 +61,18 @@ class SolutionExpert:
     def _action(self, turn: TeacherTurn) -> TeacherAction | Exception:
         said = str(self._tokenizer.decode(list(turn.context)))
         try:
-            text = next_action(task_in(said, self._tasks), said)
+            text = self.answer(said)
         except TeacherError as error:
             return error
         return TeacherAction(action_ids(text, self._tokenizer, self._mode), text)
+
+    def answer(self, said: str) -> str:
+        """What to say next in a conversation.
+
+        Raises:
+            TeacherError: The task is not known, or has no solution that could be written down.
+        """
+        return next_action(task_in(said, self.tasks), said)
 
 
 def task_in(said: str, tasks: dict[str, Task]) -> Task:

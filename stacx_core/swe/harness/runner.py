@@ -18,7 +18,7 @@ from stacx_core.errors import ConfigError, StacxError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine, SamplingParams
 from stacx_core.rollout.environment import load_environment
-from stacx_core.rollout.episode_runner import Who
+from stacx_core.rollout.episode_runner import RunsEpisodes, Who
 from stacx_core.rollout.episodes import FAILURES, Episode, EpisodeTask, Outcome
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
@@ -80,7 +80,7 @@ def harness_runner(
     return HarnessRunner(args, tokenizer, context_length, harness, make)
 
 
-class HarnessRunner:
+class HarnessRunner(RunsEpisodes):
     """Has a harness play episodes, as many at a time as there may be sandboxes.
 
     Each has a session of the gateway, which names who answers, and a sandbox. When the harness is gone, whether it
@@ -109,23 +109,6 @@ class HarnessRunner:
         self.harness = harness
         self.make = make
 
-    def run(
-        self,
-        tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine | None,
-        teacher: Actor | None,
-        who: Who,
-        params: SamplingParams,
-        rollout: int,
-    ) -> list[Episode]:
-        """See :meth:`stacx_core.rollout.episode_runner.EpisodeRunner.run`.
-
-        Raises:
-            StacxError: The engine or the teacher raised it; the harnesses are ended.
-        """
-        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
-        return [played[place] for place in range(len(tasks))]
-
     def play(
         self,
         tasks: Sequence[EpisodeTask],
@@ -135,7 +118,7 @@ class HarnessRunner:
         params: SamplingParams,
         rollout: int,
     ) -> Iterator[tuple[int, Episode]]:
-        """See :meth:`stacx_core.rollout.episode_runner.EpisodeRunner.play`.
+        """See :class:`stacx_core.rollout.episode_runner.RunsEpisodes`.
 
         Raises:
             StacxError: The engine or the teacher raised it; the harnesses are ended.

@@ -5,11 +5,10 @@ reducer to sum. The one convention of noise levels and velocities stands in `flo
 """
 
 from stacx_plugin_diffusion.objectives.advantages import Advantages, group_advantages, multi_reward_advantages
-from stacx_plugin_diffusion.objectives.awm import awm_log_prob, check_awm_is_bounded
+from stacx_plugin_diffusion.objectives.awm import awm_log_prob
 from stacx_plugin_diffusion.objectives.distillation import (
     dmd_critic_terms,
     dmd_generator_terms,
-    transition_distillation_terms,
     velocity_distillation_terms,
 )
 from stacx_plugin_diffusion.objectives.dpo import best_and_worst, flow_dpo_terms, paired
@@ -33,7 +32,6 @@ from stacx_plugin_diffusion.objectives.schedule import (
     check_schedule,
     choose_steps,
     make_schedule,
-    require_same_schedule,
 )
 from stacx_plugin_diffusion.objectives.transitions import (
     Transition,
@@ -51,7 +49,6 @@ __all__ = [
     "WindowSchedule",
     "awm_log_prob",
     "best_and_worst",
-    "check_awm_is_bounded",
     "check_schedule",
     "choose_steps",
     "clipped_terms",
@@ -74,11 +71,9 @@ __all__ = [
     "old_policy_decay",
     "optimality",
     "paired",
-    "require_same_schedule",
     "rwr_weights",
     "shift_sigma",
     "transition",
-    "transition_distillation_terms",
     "transition_kl",
     "velocity_distillation_terms",
     "velocity_error",

@@ -49,20 +49,3 @@ def awm_log_prob(
         offset = torch.full_like(error, HUBER_EPSILON)
         return -sigma * ((error + offset).pow(HUBER_POWER) - offset.pow(HUBER_POWER)) / HUBER_POWER
     raise ValueError(f"AWM weight {weight!r} is unknown; choose one of {', '.join(AWM_WEIGHTS)}")
-
-
-def check_awm_is_bounded(clip: float | None, ema_weight: float) -> None:
-    """Refuse AWM with nothing to stop it: a negative advantage rewards an ever larger error.
-
-    Args:
-        clip: the clip of ``clipped_terms``.
-        ema_weight: weight of the distance from a slow copy of the policy.
-
-    Raises:
-        ValueError: neither.
-    """
-    if clip is None and not ema_weight > 0:
-        raise ValueError(
-            "AWM pushes the error of bad samples up without bound; set a clip range, or a positive weight for "
-            "the distance from the averaged policy"
-        )

@@ -14,8 +14,6 @@ from stacx_plugin_diffusion.objectives.flow import (
     x0_from_velocity,
 )
 from stacx_plugin_diffusion.objectives.reductions import mean_over_dims, mean_square, require_same_shape, upcast
-from stacx_plugin_diffusion.objectives.schedule import require_same_schedule
-from stacx_plugin_diffusion.objectives.transitions import transition, transition_kl
 
 SMALLEST_NORMALIZER = 1e-5
 
@@ -46,49 +44,6 @@ def velocity_distillation_terms(
     error = velocity_error(velocity, teacher_velocity, mask)
     require_same_shape(item=error, sigma=sigma)
     return error * loss_weight(sigma, weight, slope), {"error": error.detach()}
-
-
-def transition_distillation_terms(
-    x: Tensor,
-    velocity: Tensor,
-    teacher_velocity: Tensor,
-    step_index: Tensor,
-    sigmas: Tensor,
-    teacher_sigmas: Tensor,
-    *,
-    dynamics: str,
-    eta: float,
-    mask: Tensor | None = None,
-) -> Terms:
-    """The divergence of the student's step from the teacher's, at states that the student sampled.
-
-    On-policy distillation for denoising steps: ``transition_kl`` of the two Gaussians from the same state.
-
-    Args:
-        x: ``[N, *D]``, states of the student's trajectories; no gradient.
-        velocity: ``[N, *D]``, with the gradient of the student.
-        teacher_velocity: ``[N, *D]``; no gradient.
-        step_index: ``[N]`` int64, the step of each state in the schedule.
-        sigmas, teacher_sigmas: ``[T + 1]``; they must be the same.
-        dynamics, eta: of sampling, see ``transition``.
-        mask: which dimensions count, see ``mean_over_dims``.
-
-    Returns:
-        The terms, and ``error``: ``mean_dims (v - v_teacher)^2``. Deterministic items have term 0.
-
-    Raises:
-        ValueError: two schedules, or shapes that do not fit.
-    """
-    require_same_schedule(sigmas, teacher_sigmas)
-    step_index = step_index.to(sigmas.device)
-    levels = [sigmas[index].to(x.device) for index in (step_index, step_index + 1)]
-    sigma_max = float(sigmas[1])
-    student, teacher = (
-        transition(x.detach(), v, *levels, dynamics=dynamics, eta=eta, sigma_max=sigma_max)
-        for v in (velocity, teacher_velocity.detach())
-    )
-    error = velocity_error(velocity.detach(), teacher_velocity, mask)
-    return transition_kl(student, teacher, mask), {"error": error}
 
 
 def dmd_generator_terms(

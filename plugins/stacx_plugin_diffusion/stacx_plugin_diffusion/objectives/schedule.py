@@ -60,23 +60,6 @@ def check_schedule(sigmas: Tensor) -> None:
             )
 
 
-def require_same_schedule(ours: Tensor, theirs: Tensor, whose: str = "the teacher") -> None:
-    """Refuse two tables that differ in any level: a transition means something on its own table alone.
-
-    Raises:
-        ValueError: other levels, or another number of them.
-    """
-    if ours.shape != theirs.shape or not torch.equal(ours, theirs.to(ours.device)):
-        raise ValueError(
-            f"{whose} has other noise levels, {_listed(theirs)} instead of {_listed(ours)}; "
-            "use the same number of steps and the same shift for both"
-        )
-
-
-def _listed(sigmas: Tensor) -> str:
-    return "[" + ", ".join(f"{level:.6g}" for level in sigmas.tolist()) + "]"
-
-
 def choose_steps(candidates: Sequence[int], fraction: float, generator: torch.Generator) -> Tensor:
     """A random share of the steps of one sample to train on, as in DanceGRPO (Xue et al. 2025, arXiv 2505.07818).
 

@@ -14,7 +14,6 @@ from stacx_plugin_diffusion.objectives import (
     check_schedule,
     choose_steps,
     make_schedule,
-    require_same_schedule,
 )
 from stacx_plugin_diffusion.objectives.schedule import WINDOW_STRATEGIES
 
@@ -55,8 +54,6 @@ def test_levels_fall_from_1_to_0(steps, shift):
         (lambda: check_schedule(torch.tensor([torch.nan, 0.0])), "starts at 1"),
         (lambda: check_schedule(torch.tensor([0.0])), r"\[T \+ 1\] float32"),
         (lambda: check_schedule(torch.tensor([1.0, 0.0]).double()), "float64"),
-        (lambda: require_same_schedule(make_schedule(4), make_schedule(4, 3.0)), "the teacher has other noise levels"),
-        (lambda: require_same_schedule(make_schedule(4), make_schedule(5)), "same number of steps"),
         (lambda: choose_steps([], 0.5, torch.Generator()), "at least one step"),
         (lambda: choose_steps([1], 0.0, torch.Generator()), "share"),
     ],
@@ -64,11 +61,6 @@ def test_levels_fall_from_1_to_0(steps, shift):
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_same_schedule_is_accepted():
-    check_schedule(make_schedule(8, 3.0))
-    require_same_schedule(make_schedule(8, 3.0), make_schedule(8, 3.0))
 
 
 @given(st.integers(1, 12), st.floats(0.01, 1), st.integers(0, 99))

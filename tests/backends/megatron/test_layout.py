@@ -26,7 +26,7 @@ CONFIGS: dict[str, Any] = {
     name: {"qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}[config["model_type"]](**config)
     for name, config in WELL_KNOWN.items()
 }
-FEWEST = {"qwen3-4b": 2, "qwen3-32b": 8, "qwen3-235b-a22b": 64}
+FEWEST = {"qwen3-4b": 2, "qwen3-8b": 4, "qwen3-32b": 8, "qwen3-235b-a22b": 64}
 """GPUs of 80 GB that have room for a model."""
 
 

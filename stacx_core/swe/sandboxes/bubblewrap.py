@@ -155,7 +155,8 @@ class BubblewrapSandbox:
         finally:
             backstop.cancel()
         if "errno" in answer:
-            raise OSError(answer["errno"], answer["message"], request.get("path"))
+            place = answer["path"] if isinstance(answer["path"], str) else request.get("path")
+            raise OSError(answer["errno"], answer["message"], place)
         return answer, b"".join(pieces)
 
     def _lost(self, doing: str) -> SandboxError:

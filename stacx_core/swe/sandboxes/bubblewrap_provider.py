@@ -21,7 +21,7 @@ from stacx_core.swe.sandboxes.layers import (
     content_hash,
     environment_layers,
     environment_recipe,
-    text_archive,
+    folders_archive,
 )
 from stacx_core.swe.sandboxes.machine import machine_memory, processors
 from stacx_core.swe.sandboxes.sandbox import LOGS, TESTS
@@ -39,12 +39,12 @@ _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
         "os-release", "protocols", "services", "ssl/certs", "pki/tls/certs")  # fmt: skip
 _ACCOUNTS = {
-    "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n",
-    "etc/group": "root:x:0:\nagent:x:1000:\n",
-    "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "/etc/passwd": f"root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n",
+    "/etc/group": "root:x:0:\nagent:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _FOLDERS = ("tmp", "var/tmp", "run", HOME)
-_READ_ONLY = ("/usr", "/proc", "/dev", *(f"/{name}" for name in _SYSTEM))
+_READ_ONLY = ("/usr", "/proc", "/dev", "/etc", *(f"/{name}" for name in _SYSTEM))
 
 
 class BubblewrapProvider:
@@ -134,7 +134,7 @@ class BubblewrapProvider:
         limits = _rlimits(task)
         sandbox = BubblewrapSandbox(process, task.name, recipe.workdir, env, limits, lambda: self._used.discard(slot))
         try:
-            sandbox.unpack(text_archive(_ACCOUNTS, (*_FOLDERS, recipe.workdir)))
+            sandbox.unpack(folders_archive((*_FOLDERS, recipe.workdir)))
             for layer in layers:
                 _apply(sandbox, layer, task)
         except BaseException as error:
@@ -153,24 +153,24 @@ class BubblewrapProvider:
     def _start(self, task: Task, slot: int) -> subprocess.Popen[bytes]:
         """Start bubblewrap; runs in the thread that starts them all, whose processors the sandbox inherits."""
         os.sched_setaffinity(0, _processors(task.limits.cpus, slot))
-        reader, writer = os.pipe()
-        os.write(writer, self._filter)
-        os.close(writer)
+        filtered, *accounts = readers = [_piped(data) for data in (self._filter, *map(str.encode, _ACCOUNTS.values()))]
+        files = [str(word) for pair in zip(accounts, _ACCOUNTS, strict=True) for word in ("--ro-bind-data", *pair)]
         user = _FIRST_UID + slot % _UIDS if os.geteuid() == 0 else None
         try:
             return subprocess.Popen(
-                [*bubblewrap_arguments(self._program, task, self._read_only), "--seccomp", str(reader), "--",
-                 self._python, "-I", "-S", "-c", _supervisor_text(), _settings(task)],
+                [*bubblewrap_arguments(self._program, task, self._read_only), *files, "--remount-ro", "/etc",
+                 "--seccomp", str(filtered), "--", self._python, "-I", "-S", "-c", _supervisor_text(), _settings(task)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                cwd="/", env={}, pass_fds=(reader,), start_new_session=True,
+                cwd="/", env={}, pass_fds=readers, start_new_session=True,
                 user=user, group=user, extra_groups=None if user is None else (),
             )  # fmt: skip
         finally:
-            os.close(reader)
+            for reader in readers:
+                os.close(reader)
 
 
 def bubblewrap_arguments(program: str, task: Task, read_only: Sequence[str] = ()) -> list[str]:
-    """The command line of bubblewrap, up to its filter and the command.
+    """The command line of bubblewrap, up to the files of its own in ``/etc``, its filter and the command.
 
     Args:
         program: Path of bubblewrap.
@@ -182,17 +182,24 @@ def bubblewrap_arguments(program: str, task: Task, read_only: Sequence[str] = ()
     arguments += _sized("/", task.limits.storage_mb * MIB)
     arguments += ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
-        place = Path("/", name)
-        if place.is_symlink():
-            arguments += ["--symlink", os.readlink(place), str(place)]
-        elif place.is_dir():
+        # Mounts, where the host has links: a link in a folder of the agent could be replaced, and bash with it.
+        if (place := Path("/", name)).is_dir():
             arguments += ["--ro-bind", str(place), str(place)]
+    arguments += _sized("/etc", MIB)
     for name in _ETC:
         arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for folder in read_only:
         arguments += ["--ro-bind", folder, folder]
     arguments += ["--proc", "/proc", "--dev", "/dev", *_sized("/dev/shm", _SHARED_MEMORY), "--remount-ro", "/dev"]
     return [*arguments, *_sized(TESTS, _tests_size(task)), *_sized(LOGS, _LOGS_SIZE), "--chdir", "/"]
+
+
+def _piped(data: bytes) -> int:
+    """A descriptor from which some data can be read that fits into a pipe."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    return reader
 
 
 def _sized(folder: str, size: int) -> list[str]:

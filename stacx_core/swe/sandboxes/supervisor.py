@@ -179,15 +179,19 @@ def end_session(session: int) -> None:
 
 def memory_used(exactly: bool = False) -> int:
     """Bytes that all other processes hold; pages that several of them share count for each, unless ``exactly``."""
-    return sum(_memory_of(process, exactly) for process in _processes())
+    return sum(_memory_of(process, exactly) for process in _processes()) << 10
 
 
 def _memory_of(process: int, exactly: bool) -> int:
-    # A process can hide the exact numbers of itself, but not this one.
-    resident = int((_read_proc(process, "statm").split() or "00")[1]) * resource.getpagesize()
-    lines = _read_proc(process, "smaps_rollup").splitlines() if exactly else []
-    shares = [int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")]
-    return sum(shares) if shares else resident
+    # A process can hide the exact numbers of itself, but not the others. Page tables can be all that it holds.
+    shares = _kilobytes(process, "smaps_rollup", b"Pss:", b"SwapPss:") if exactly else 0
+    return (shares or _kilobytes(process, "status", b"VmRSS:", b"VmSwap:")) + _kilobytes(process, "status", b"VmPTE:")
+
+
+def _kilobytes(process: int, name: str, *keys: bytes) -> int:
+    # Only line feeds end lines: a process can have anything else in its name.
+    lines = _read_proc(process, name).split(b"\n")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(keys))
 
 
 def _processes() -> list[int]:
@@ -200,13 +204,13 @@ def _proc() -> int:
     return os.open("/proc", os.O_RDONLY)
 
 
-def _read_proc(process: int | str, name: str) -> str:
-    """A file of a process, "" if it ended meanwhile."""
+def _read_proc(process: int | str, name: str) -> bytes:
+    """A file of a process, empty if it ended meanwhile."""
     try:
-        with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc())) as file:
+        with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc()), "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 class Supervisor:
@@ -250,8 +254,8 @@ class Supervisor:
             answer: Answer = getattr(self, "do_" + request["do"])(request, body)
             return answer
         except (OSError, tarfile.TarError) as error:
-            number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
-            return {"errno": number or errno.EIO, "message": text or str(error)}, ()
+            number, text, path = (getattr(error, name, None) for name in ("errno", "strerror", "filename"))
+            return {"errno": number or errno.EIO, "message": text or str(error), "path": path}, ()
 
     def _wait(self, wanted: list[int]) -> list[int]:
         """Which of the descriptors have something, a moment later at most; drops the output of the background."""
@@ -303,22 +307,17 @@ class Supervisor:
         """Reap the dead; the status of a process if it is among them."""
         status = None
         with contextlib.suppress(ChildProcessError):
-            while True:
-                process, found = os.waitpid(-1, os.WNOHANG)
-                if process == 0:
-                    break
-                status = found if process == wanted else status
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                status = found[1] if found[0] == wanted else status
         return status
 
     def _last_output(self, reader: int, kept: HeadTail) -> None:
         """Take what is in the pipe now; a process in the background may hold it and fill it for ever."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             for _ in range(32):
                 if not _take(reader, kept):
                     os.close(reader)
                     return
-        except BlockingIOError:
-            pass
         self._left_open.append(reader)
 
     def do_write(self, request: dict[str, Any], body: _Body) -> Answer:
@@ -370,14 +369,14 @@ class Supervisor:
         places = shlex.join(request["paths"])
         command = f"chmod -R u+rwX {places}; find {places} -mindepth 1 -delete"
         process, reader = spawn({**request, "cwd": "/", "command": command, "rlimits": {}})
-        os.waitpid(process, 0)
         os.close(reader)
+        os.waitpid(process, 0)
         return {}, ()
 
 
 def _sockets() -> int:
     """How many sockets there are in the sandbox; their buffers are memory that belongs to no process."""
-    return int((_read_proc("self", "net/sockstat").split() or ["0"])[2])
+    return int((_read_proc("self", "net/sockstat").split() or [b"0"] * 3)[2])
 
 
 def _take(reader: int, kept: HeadTail) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
+import shlex
 import shutil
 import subprocess
+import textwrap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +17,8 @@ from pathlib import Path
 
 from stacx_core.errors import ConfigError, DataError, SandboxError
 from stacx_core.swe.sandboxes import supervisor
-from stacx_core.swe.sandboxes.bubblewrap import HOME, BubblewrapSandbox
-from stacx_core.swe.sandboxes.dockerfile import Recipe, Run
+from stacx_core.swe.sandboxes.bubblewrap import BubblewrapSandbox
+from stacx_core.swe.sandboxes.dockerfile import HOME, Recipe, Run
 from stacx_core.swe.sandboxes.layers import (
     Layer,
     content_hash,
@@ -29,6 +32,11 @@ from stacx_core.swe.sandboxes.seccomp import seccomp_program
 from stacx_core.swe.tasks import Task
 
 MIB = 1 << 20
+_READABLE = (
+    "find / -xdev -type d ! -perm -700 -exec chmod u+rwx {} ';'; "
+    "find / -xdev -type f ! -perm -600 -exec chmod u+rw {} +"
+)
+"""Whoever the sandbox runs as can read and change what a build made, as it can what was copied."""
 MAX_PROCESSES = 128
 """Processes and threads of a sandbox."""
 MAX_FILES = 100_000
@@ -44,6 +52,7 @@ _ACCOUNTS = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _FOLDERS = ("tmp", "var/tmp", "run", HOME)
+_EMPTIED = (TESTS, LOGS)
 _READ_ONLY = ("/usr", "/proc", "/dev", "/etc", *(f"/{name}" for name in _SYSTEM))
 
 
@@ -70,7 +79,7 @@ class BubblewrapProvider:
         """See ``SandboxProvider``."""
         recipe = environment_recipe(task)
         layers = environment_layers(task, recipe)
-        self._refuse_read_only(task, recipe)
+        self._refuse_places(task, recipe)
         if any(isinstance(layer, Run) for layer in layers):
             layers = [self._built(task, layers)]
         return self._opened(task, recipe, layers)
@@ -78,8 +87,14 @@ class BubblewrapProvider:
     def check(self, task: Task) -> None:
         """See ``SandboxProvider``."""
         recipe = environment_recipe(task)
-        environment_layers(task, recipe)
-        self._refuse_read_only(task, recipe)
+        layers = environment_layers(task, recipe)
+        self._refuse_places(task, recipe)
+        size = sum(len(layer) for layer in layers if isinstance(layer, bytes))
+        if size > task.limits.storage_mb * MIB:
+            raise DataError(
+                f"{task.folder / 'task.toml'}: storage_mb {task.limits.storage_mb} is less than the "
+                f"{math.ceil(size / MIB)} MiB that the environment copies in"
+            )
         if self.capacity(task) < 1:
             limits = task.limits
             raise DataError(
@@ -92,15 +107,17 @@ class BubblewrapProvider:
         fixed = _SHARED_MEMORY + _LOGS_SIZE + _tests_size(task)
         return machine_memory() // ((task.limits.memory_mb + task.limits.storage_mb) * MIB + fixed)
 
-    def _refuse_read_only(self, task: Task, recipe: Recipe) -> None:
-        places = [recipe.workdir, *(step.target for step in recipe.steps if not isinstance(step, Run))]
-        for place in places:
-            if any(place == top or place.startswith(f"{top}/") for top in (*_READ_ONLY, *self._read_only)):
-                raise DataError(
-                    f"{task.environment / 'Dockerfile'}: {place} lies in the host's own system, which a bubblewrap "
-                    "sandbox sees read-only",
-                    "use a folder such as /app",
-                )
+    def _refuse_places(self, task: Task, recipe: Recipe) -> None:
+        kinds = {
+            "in the host's own system, which a bubblewrap sandbox sees read-only": (*_READ_ONLY, *self._read_only),
+            "where everything is taken away before the tests": _EMPTIED,
+        }
+        for place in [recipe.workdir, *(step.target for step in recipe.steps if not isinstance(step, Run))]:
+            for kind, tops in kinds.items():
+                if any(place == top or place.startswith(f"{top}/") for top in tops):
+                    raise DataError(
+                        f"{task.environment / 'Dockerfile'}: {place} lies {kind}", "use a folder such as /app"
+                    )
 
     def _built(self, task: Task, layers: list[Layer]) -> bytes:
         """The archive of an environment whose commands have run; made once."""
@@ -116,6 +133,7 @@ class BubblewrapProvider:
         part = file.with_suffix(f".{os.getpid()}.part")
         try:
             sandbox.end_processes()
+            sandbox.run_in("/", _READABLE, task.limits.build_timeout)
             with part.open("wb") as stream:
                 sandbox.pack(stream)
             part.rename(file)
@@ -140,7 +158,8 @@ class BubblewrapProvider:
         except BaseException as error:
             sandbox.close()
             if isinstance(error, OSError):
-                raise SandboxError(f"the environment of {task.name} cannot be made: {error}") from error
+                hint = ("end the target of COPY with / where it is a folder",) * isinstance(error, IsADirectoryError)
+                raise SandboxError(f"the environment of {task.name} cannot be made: {error}", *hint) from error
             raise
         return sandbox
 
@@ -214,11 +233,11 @@ def _apply(sandbox: BubblewrapSandbox, layer: Layer, task: Task) -> None:
     if isinstance(layer, bytes):
         sandbox.unpack(layer)
         return
-    sandbox.run_in("/", f"mkdir -p '{layer.cwd}'", task.limits.build_timeout)
+    sandbox.run_in("/", f"mkdir -p {shlex.quote(layer.cwd)}", task.limits.build_timeout)
     result = sandbox.run_in(layer.cwd, layer.command, task.limits.build_timeout, layer.env)
     if result.exit_code or result.timed_out:
         raise SandboxError(
-            f"the environment of {task.name} cannot be made: RUN {layer.command} "
+            f"the environment of {task.name} cannot be made: RUN {textwrap.shorten(layer.command, 200)} "
             + ("took too long" if result.timed_out else f"ended with exit code {result.exit_code}"),
             *result.output.strip().splitlines()[-3:],
             "a bubblewrap sandbox has no network and sees the host's /usr read-only",
@@ -253,7 +272,7 @@ def _settings(task: Task) -> str:
 def _processors(count: int, slot: int) -> set[int]:
     """Which processors a sandbox runs on; neighbours get different ones as far as there are some."""
     mine = processors()
-    return {mine[(slot * count + number) % len(mine)] for number in range(count)}
+    return {mine[(slot * count + number) % len(mine)] for number in range(min(count, len(mine)))}
 
 
 def _programs() -> tuple[str, str]:

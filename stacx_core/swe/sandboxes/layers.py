@@ -30,7 +30,7 @@ def environment_recipe(task: Task) -> Recipe:
         DataError: The Dockerfile has something that only a container engine can do.
     """
     file = task.environment / "Dockerfile"
-    if file.is_file():
+    if file.exists():
         return read_dockerfile(file)
     files = sorted(path.name for path in task.environment.iterdir()) if task.environment.is_dir() else []
     steps = (Copy(tuple(files), DEFAULT_WORKDIR, True, None, 0),) if files else ()
@@ -89,7 +89,10 @@ def _found(task: Task, pattern: str, line: int) -> list[Path]:
     root = task.environment.resolve()
     where = f"{task.environment / 'Dockerfile'}:{line}"
     clean = pattern.lstrip("/")
-    found = sorted(task.environment.glob(clean)) if clean.strip("./") else [task.environment]
+    try:
+        found = sorted(task.environment.glob(clean)) if clean.strip("./") else [task.environment]
+    except ValueError as error:
+        raise DataError(f"{where}: {pattern!r} is no pattern: {error}") from error
     if not found:
         raise DataError(f"{where}: there is no {pattern!r} in {task.environment}")
     for path in found:

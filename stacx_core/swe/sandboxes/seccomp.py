@@ -1,9 +1,9 @@
 """The filter of system calls of the bubblewrap sandbox, as a program for the kernel.
 
 It refuses what namespaces and limits leave open: memory that no limit counts (memory files, System V segments), new
-namespaces, tracing and reading of other processes, kernel keyrings, io_uring, asynchronous I/O, which is counted for the
-whole machine, leaving the processors one was given, and kinds of sockets that a network namespace does not hold, such as
-those to the host of a virtual machine.
+namespaces, tracing and reading of other processes, kernel keyrings, io_uring, asynchronous I/O, which is counted for
+the whole machine, leaving the processors one was given, and kinds of sockets that a network namespace does not hold,
+such as those to the host of a virtual machine.
 
 Source: Linux, Documentation/userspace-api/seccomp_filter.rst; numbers from the system call tables of the kernel.
 """

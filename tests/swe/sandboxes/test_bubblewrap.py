@@ -118,8 +118,8 @@ def test_a_task_without_dockerfile(provider, make_task):
 
 
 def test_limits_that_this_machine_never_holds(provider, make_task):
-    with pytest.raises(DataError, match=r"memory_mb 999999999 and storage_mb 64 are more than this machine's"):
-        provider.check(make_task(memory=999_999_999))
+    with pytest.raises(DataError, match=r"memory_mb 9999999 and storage_mb 64 are more than this machine's"):
+        provider.check(make_task(memory=9_999_999))
 
 
 def test_folders_of_the_host_can_be_shown(tmp_path, provider, make_task):

@@ -68,7 +68,7 @@ def test_an_abstract_socket_of_the_host_is_not_there(sandbox):
 
 @pytest.mark.parametrize(
     "place",
-    ["/usr/x", "/bin/bash", "/proc/sys/kernel/hostname", "/dev/x", "/etc/alternatives/x", "/etc/ld.so.preload", "/lib/x"],
+    ["/usr/x", "/bin/bash", "/proc/sys/kernel/hostname", "/dev/x", "/etc/alternatives/x", "/etc/ld.so.preload"],
 )
 def test_nothing_of_the_host_can_be_written(sandbox, place):
     result = sandbox.run(f"echo x > {place}", 30)
@@ -76,7 +76,9 @@ def test_nothing_of_the_host_can_be_written(sandbox, place):
     assert "Read-only file system" in result.output or "Permission denied" in result.output
 
 
-@pytest.mark.parametrize("folder", ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/tests", "/logs"])
+@pytest.mark.parametrize(
+    "folder", ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/tests", "/logs"]
+)
 def test_nothing_that_runs_the_tests_can_be_taken_away(sandbox, folder):
     result = sandbox.run(f"if [ -e {folder} ]; then mv {folder} /x; rm -f {folder}; fi; ls -d /x", 30)
     assert "cannot access '/x'" in result.output
@@ -84,12 +86,13 @@ def test_nothing_that_runs_the_tests_can_be_taken_away(sandbox, folder):
 
 def test_python_and_bash_take_nothing_from_the_agent(sandbox, make_task):
     result = sandbox.run(
-        "forged='echo 1 > /logs/verifier/reward.txt'; v=$(python3 -c 'import sys; print(\"python%d.%d\" % sys.version_info[:2])')\n"
-        "put() { mkdir -p $(dirname $1); printf \"$2\" > $1; chmod 755 $1; }\n"
+        "forged='echo 1 > /logs/verifier/reward.txt'\n"
+        "v=$(python3 -c 'import sys; print(\"python%d.%d\" % sys.version_info[:2])')\n"
+        'put() { mkdir -p $(dirname $1); printf "$2" > $1; chmod 755 $1; }\n'
         "for folder in /etc/$v ~/.local/lib/$v/site-packages; do\n"
         "    put $folder/sitecustomize.py \"import os; os.system('$forged'); os._exit(0)\"\ndone\n"
-        "for folder in /bin /usr/local/bin; do put $folder/bash \"#!/usr/bin/dash\\n$forged\"; done\n"
-        "for file in /etc/profile /etc/bash.bashrc ~/.bashrc; do put $file \"$forged; exit\"; done\n",
+        'for folder in /bin /usr/local/bin; do put $folder/bash "#!/usr/bin/dash\\n$forged"; done\n'
+        'for file in /etc/profile /etc/bash.bashrc ~/.bashrc; do put $file "$forged; exit"; done\n',
         30,
     )
     assert result.output.count("Read-only file system") >= 5

@@ -40,4 +40,4 @@ def test_run_oracle(provider, make_task, capsys):
 def test_convert_names_the_line(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n[]\n")
     assert main(["tasks", "convert", str(tmp_path / "rows.jsonl"), str(tmp_path / "out")]) == 2
-    assert "rows.jsonl:2 is no JSON object" in capsys.readouterr().err
+    assert "rows.jsonl, line 2 is no JSON object" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_all_rows_or_none(tmp_path, row):
 
 def test_a_place_that_is_no_folder(tmp_path, row):
     (tmp_path / "out").write_text("")
-    with pytest.raises(DataError, match="line 1: .*out/shop__shop-1 cannot be made"):
+    with pytest.raises(DataError, match=r"line 1: .*out/shop__shop-1 cannot be made"):
         convert(write(tmp_path, row), tmp_path / "out")
 
 

@@ -371,6 +371,7 @@ class Supervisor:
         process, reader = spawn({**request, "cwd": "/", "command": command, "rlimits": {}})
         os.close(reader)
         os.waitpid(process, 0)
+        self._files += self._file_count  # what the agent left must not keep the tests from being run
         return {}, ()
 
 

@@ -152,6 +152,13 @@ def test_the_disk_cannot_be_filled_with_empty_files(sandbox):
     assert (result.exit_code, result.limit) == (137, "files")
 
 
+def test_what_the_agent_fills_does_not_keep_the_tests_from_being_run(sandbox, make_task):
+    result = sandbox.run("head -c 50000000 /dev/zero > large; seq 200000 | (cd /tmp; xargs touch); cat", 60)
+    assert result.limit == "files"
+    test = "seq 2000 | (cd /logs; xargs touch); python3 -c 'print(0.5)' > /logs/verifier/reward.txt; sleep 0.2"
+    assert verify(sandbox, make_task(test=test)).reward == 0.5
+
+
 @pytest.mark.parametrize(
     "code",
     [

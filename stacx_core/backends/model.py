@@ -152,11 +152,8 @@ def load_model(
         if fresh and not fresh_head:
             raise ModelError(f"{checkpoint!r} has no trained scalar head", "train one with the recipe reward_model")
         absent -= fresh
-    missing = sorted(absent)
-    if missing:
-        raise ModelError(
-            f"{checkpoint!r} lacks {len(missing)} weights, first {missing[0]!r}; the checkpoint is not whole"
-        )
+    if absent:
+        raise ModelError(f"{checkpoint!r} lacks {len(absent)} weights, first {min(absent)!r}; it is not whole")
     model.to(device)
     # A packed batch has no padding: a padding token there is one that means something, the end of a turn say.
     model.get_input_embeddings().padding_idx = None  # type: ignore[operator]

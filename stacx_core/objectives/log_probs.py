@@ -52,16 +52,7 @@ def token_log_probs(
         ValueError: shapes that do not fit, or a temperature that is not positive.
         IndexError: a target that is no id of the vocabulary.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    if len(logits.shape) != 2 or targets.dim() not in (1, 2):
-        raise ValueError(
-            f"expected logits [T, V] and targets [N] or [N, M], got {list(logits.shape)} and {list(targets.shape)}"
-        )
-    if rows is None:
-        rows = torch.arange(len(logits), device=logits.device)
-    if len(rows) != len(targets):
-        raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
+    rows = _checked_rows(logits, targets, temperature, rows)
     by_row = targets.to(logits.device)
     if targets.dim() == 1:
         by_row = by_row[:, None]
@@ -78,6 +69,21 @@ def token_log_probs(
         size, columns = rows_per_chunk(logits, chunk_size), Columns(0, logits.shape[1])
         log_probs, entropy = apply(logits, rows, by_row, temperature, size, with_entropy, columns)
     return log_probs.reshape(targets.shape), entropy
+
+
+def _checked_rows(logits: Tensor | ShardedOutput, targets: Tensor, temperature: float, rows: Tensor | None) -> Tensor:
+    """The row of each target, by default row n of target n; what does not fit is refused."""
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    if len(logits.shape) != 2 or targets.dim() not in (1, 2):
+        raise ValueError(
+            f"expected logits [T, V] and targets [N] or [N, M], got {list(logits.shape)} and {list(targets.shape)}"
+        )
+    if rows is None:
+        rows = torch.arange(len(logits), device=logits.device)
+    if len(rows) != len(targets):
+        raise ValueError(f"{len(targets)} targets for {len(rows)} rows of logits; pass one target per row")
+    return rows
 
 
 def response_rows(total_lengths: Sequence[int], response_lengths: Sequence[int]) -> Tensor:

@@ -94,22 +94,18 @@ def stage_sparse(shape: ModelShape, layout: Layout, stage: int) -> tuple[bool, .
 
 
 def _layer(shape: ModelShape, layout: Layout, sparse: bool) -> Iterator[Part]:
-    """A layer: column-parallel QKV and gate-up, row-parallel output and down projections, whose biases, like the norms
-    and the router, every tensor-parallel rank holds (Shoeybi et al. 2019, section 3). Experts are whole."""
+    """A layer: column-parallel QKV and gate-up, row-parallel output and down projections; every tensor-parallel rank
+    holds the norms and the router (Shoeybi et al. 2019, section 3). Experts are whole."""
     h, d, t = shape.hidden, shape.head_dim, layout.tensor
     qkv = (shape.heads + 2 * shape.kv_heads) * d
     yield Part("norms", 2 * h + (2 * d if shape.qk_norm else 0))
     yield Part("QKV projection", h * qkv + (qkv if shape.qkv_bias else 0), t)
     yield Part("attention output", shape.heads * d * h, t)
-    if shape.output_bias:
-        yield Part("attention output bias", h)
     if sparse:
         yield Part("router", shape.experts * h)
         yield Part("experts", shape.experts * _expert(shape), layout.expert, expert=True)
         return
-    yield Part("feed-forward", 3 * h * shape.ffn + (2 * shape.ffn if shape.mlp_bias else 0), t)
-    if shape.mlp_bias:
-        yield Part("feed-forward output bias", h)
+    yield Part("feed-forward", 3 * h * shape.ffn, t)
 
 
 def _expert(shape: ModelShape) -> int:

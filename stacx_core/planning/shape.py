@@ -10,8 +10,17 @@ from typing import Any
 
 from stacx_core.errors import ModelError, nearest
 
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""Values of `model_type` that are understood."""
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+"""`model_type` of what Megatron-core trains here -> what the names of Transformers' classes begin with."""
+NEEDED: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "use_sliding_window": False,
+    "quantization_config": None,
+}
+"""Fields of a config that would make layers compute something else, with the values that they may have."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class ModelShape:
         ffn: width `f` of a dense feed-forward block.
         vocabulary: `V` rows of the embedding.
         tied: the output layer is the embedding.
-        qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
+        qkv_bias: the projections to queries, keys and values have a bias.
         qk_norm: queries and keys are normalised per head.
         sparse: for each layer whether its feed-forward block is a mixture of experts.
         experts, experts_per_token, expert_ffn: `E` experts of width `f_e`, of which each token goes to `K`.
@@ -41,8 +50,6 @@ class ModelShape:
     sparse: tuple[bool, ...]
     tied: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
     experts_per_token: int = 0
@@ -98,14 +105,14 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a Hugging Face config describes.
 
     Raises:
-        ModelError: The model type is not supported, or a number is missing or no positive integer.
+        ModelError: The model is not supported, or a number is missing or no positive integer.
     """
     kind = config.get("model_type")
-    if kind not in SUPPORTED:
-        raise ModelError(f"{name}: model_type {kind!r} is not supported; supported are {', '.join(SUPPORTED)}")
+    if kind not in FAMILIES:
+        raise ModelError(f"{name}: model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
+    check_fields(config)
     hidden, heads = _size(name, config, "hidden_size"), _size(name, config, "num_attention_heads")
     default_width = 128 if kind == "qwen3" else hidden // heads
-    bias = bool(config.get("attention_bias", False))
     return ModelShape(
         name=name,
         hidden=hidden,
@@ -115,12 +122,25 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
         ffn=_size(name, config, "intermediate_size"),
         vocabulary=_size(name, config, "vocab_size"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=bias or kind == "qwen2",
-        output_bias=bias and kind != "qwen2",
-        mlp_bias=kind == "llama" and bool(config.get("mlp_bias", False)),
+        qkv_bias=kind == "qwen2",
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         **_experts(name, config),
     )
+
+
+def check_fields(config: Mapping[str, Any]) -> None:
+    """Refuse a config with a field that Megatron's layers would not follow.
+
+    Raises:
+        ModelError: Naming the field, its value and the value that is supported.
+    """
+    for field, known in NEEDED.items():
+        value = config.get(field)
+        if value is not None and value != known:
+            raise ModelError(
+                f"--backend megatron supports a config with {field} {known!r}, this model's is {value!r}",
+                "train it with --backend torch",
+            )
 
 
 def _experts(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

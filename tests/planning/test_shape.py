@@ -13,6 +13,12 @@ def test_a_model_that_is_not_supported() -> None:
         shape_of("m", {"model_type": "mamba"})
 
 
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias", "use_sliding_window"])
+def test_a_config_that_the_backend_would_refuse(field: str) -> None:
+    with pytest.raises(ModelError, match=f"supports a config with {field} False, this model's is True"):
+        shape_of("m", {"model_type": "llama", field: True})
+
+
 def test_a_config_with_a_number_missing() -> None:
     with pytest.raises(ModelError, match="config key 'hidden_size' is None; a positive integer is needed"):
         shape_of("m", {"model_type": "llama"})

@@ -11,9 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from stacx_core.backends.megatron.rotary import check_rotary, rotary_scale
 from stacx_core.errors import ModelError
 from stacx_core.planning.layout import Layout
-
-SUPPORTED = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
-"""Names that Transformers' classes begin with, by ``model_type``."""
+from stacx_core.planning.shape import FAMILIES, check_fields
 
 
 def check_model(hf_config: Any) -> None:
@@ -22,28 +20,15 @@ def check_model(hf_config: Any) -> None:
     Raises:
         ModelError: Naming the field of the config, its value and what is supported.
     """
-    family = SUPPORTED.get(hf_config.model_type)
+    family = FAMILIES.get(hf_config.model_type)
     named = getattr(hf_config, "architectures", None) or [f"{family}ForCausalLM"]
     if family is None or any(name not in _classes(family) for name in named):
-        supported = ", ".join(f"{name}ForCausalLM" for name in SUPPORTED.values())
+        supported = ", ".join(f"{name}ForCausalLM" for name in FAMILIES.values())
         raise ModelError(
             f"--backend megatron does not support {named[0] if family else hf_config.model_type!r}",
             f"supported are {supported}; train others with --backend torch",
         )
-    refused = {
-        "hidden_act": (hf_config.hidden_act, "silu"),
-        "attention_bias": (getattr(hf_config, "attention_bias", False), False),
-        "mlp_bias": (getattr(hf_config, "mlp_bias", False), False),
-        "attention_dropout": (getattr(hf_config, "attention_dropout", None) or 0.0, 0.0),
-        "use_sliding_window": (getattr(hf_config, "use_sliding_window", False), False),
-        "quantization_config": (getattr(hf_config, "quantization_config", None), None),
-    }
-    for field, (value, known) in refused.items():
-        if value != known:
-            raise ModelError(
-                f"--backend megatron supports a config with {field} {known!r}, this model's is {value!r}",
-                "train it with --backend torch",
-            )
+    check_fields(hf_config.to_dict())
     check_rotary(hf_config)
 
 

@@ -91,7 +91,7 @@ def build(hf_config: Any, layout: Layout, dtype: torch.dtype, head: Literal["lm"
     """This process' stage, on its device, with weights of no meaning yet.
 
     Args:
-        hf_config: Of Transformers; see :data:`stacx_core.backends.megatron.config.SUPPORTED`.
+        hf_config: Of Transformers; see :data:`stacx_core.planning.shape.FAMILIES`.
         layout: The one that :func:`stacx_core.backends.megatron.layout.initialize` was called with.
 
     Raises:

@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine, SamplingParams
-from stacx_core.rollout.environment import load_environment
-from stacx_core.rollout.episode_runner import RunsEpisodes, Who
+from stacx_core.rollout.environments.loading import load_environment
 from stacx_core.rollout.episodes import FAILURES, Episode, EpisodeTask, Outcome
+from stacx_core.rollout.playing import RunsEpisodes, Who
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.protocol import Actor
@@ -118,7 +118,7 @@ class HarnessRunner(RunsEpisodes):
         params: SamplingParams,
         rollout: int,
     ) -> Iterator[tuple[int, Episode]]:
-        """See :class:`stacx_core.rollout.episode_runner.RunsEpisodes`.
+        """See :class:`stacx_core.rollout.playing.RunsEpisodes`.
 
         Raises:
             StacxError: The engine or the teacher raised it; the harnesses are ended.

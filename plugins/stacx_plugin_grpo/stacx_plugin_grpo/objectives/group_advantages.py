@@ -120,15 +120,14 @@ def compute_group_advantages(
             f"only one rollout of group {lonely[0]} votes, so it has nothing to be compared with; "
             "sample more per prompt, or pass --group-of-one zero or raw"
         )
-    values = []
-    for reward, group, key in zip(rewards, group_indices, keys, strict=True):
+
+    def value(reward: float, group: int, key: int) -> float:
         of_group = statistics[group]
         if of_group.voters == 1:
-            values.append(reward if group_of_one == "raw" else 0.0)
-        elif of_group.flat or of_group.voters == 0:
-            values.append(0.0)
-        else:
-            values.append(relative(reward, key, of_group))
+            return reward if group_of_one == "raw" else 0.0
+        return 0.0 if of_group.flat or of_group.voters == 0 else relative(reward, key, of_group)
+
+    values = [value(*row) for row in zip(rewards, group_indices, keys, strict=True)]
     return torch.tensor(values, dtype=torch.float32)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from stacx_core.backends.megatron.config import SUPPORTED
 from stacx_core.backends.megatron.conversion.checkpoint import write
+from stacx_core.planning.shape import FAMILIES
 
 
 def write_model(
@@ -35,7 +35,7 @@ def write_model(
     write(weights, folder)
     config = copy.deepcopy(hf_config)
     kind = "ForCausalLM" if head == "lm" else "ForSequenceClassification"
-    config.architectures, config.dtype = [SUPPORTED[config.model_type] + kind], dtype
+    config.architectures, config.dtype = [FAMILIES[config.model_type] + kind], dtype
     if head == "scalar":
         config.num_labels = 1
     config.save_pretrained(folder)

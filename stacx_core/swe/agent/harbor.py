@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from stacx_core.data.sources import named_options
 from stacx_core.errors import ConfigError, DataError, nearest
 from stacx_core.swe.agent.bash_agent import AgentSettings, BashAgent
 from stacx_core.swe.sandboxes import SandboxPool, SandboxProvider, sandbox_provider
-from stacx_core.swe.tasks import Task, read_tasks
+from stacx_core.swe.tasks import Task, read_tasks, tasks_fingerprint
 from stacx_core.swe.tasks.task_file import read_text
 
 HELD_OUT = "held_out.txt"
@@ -100,15 +100,30 @@ def harbor_tasks(text: str) -> HarborTasks:
     known = {"sandbox": str, "pool": int, "held_out": str, **_SETTINGS}
     for option, value in options.items():
         _check(option, value, known, where)
-    names = Path(options.get("held_out", Path(folder, HELD_OUT)))
-    tasks = read_tasks(folder)
-    held_out = named_tasks(tasks, names) if "held_out" in options or names.is_file() else []
+    training, held_out = _parted(folder, options)
+    tasks = [*training, *held_out]
     provider = sandbox_provider(options.get("sandbox", "bubblewrap"))
     for task in tasks:
         provider.check(task)
     settings = AgentSettings(**{name: value for name, value in options.items() if name in _SETTINGS})
-    training = [task for task in tasks if task not in held_out]
     return HarborTasks(training, held_out, provider, options.get("pool"), settings, folder)
+
+
+def harbor_contents(text: str) -> str:
+    """A hash of the files of the tasks of ``FOLDER[?OPTION=VALUE&...]``, and of which are held out.
+
+    Raises:
+        DataError: The folder has no tasks, or one is malformed, or the file names one that is not there.
+    """
+    return ".".join(map(tasks_fingerprint, _parted(*named_options(text))))
+
+
+def _parted(folder: str, options: Mapping[str, Any]) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on and those that are held out."""
+    names = Path(options.get("held_out", Path(folder, HELD_OUT)))
+    tasks = read_tasks(folder)
+    held_out = named_tasks(tasks, names) if "held_out" in options or names.is_file() else []
+    return [task for task in tasks if task not in held_out], held_out
 
 
 def named_tasks(tasks: Iterable[Task], names: Path) -> list[Task]:

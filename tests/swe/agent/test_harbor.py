@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stacx_core.errors import ConfigError, DataError
+from stacx_core.errors import CheckpointError, ConfigError, DataError
 from stacx_core.rollout.environments.loading import has_numbered_tasks, load_environment
-from stacx_core.rollout.tasks import held_out_tasks, training_task
+from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
 from stacx_core.swe.agent.harbor import named_tasks
 
 
@@ -54,6 +54,21 @@ def test_a_pass_over_the_tasks_meets_each_once(folder, host_args):
     made = load_environment(args.environment)
     assert [made.task(training_task(args, number, 0).seed).name for number in range(2)] == ["a", "c"]
     assert [made.task(task.seed).name for task in held_out_tasks(args)] == ["b"]
+
+
+def test_a_run_does_not_go_on_with_other_tasks(folder, host_args):
+    args = host_args(environment=f"harbor:{folder}", num_tasks=2)
+    state = TaskStream(args).state()
+    TaskStream(args).restore(state)
+    for change in (
+        lambda: (folder / "held_out.txt").write_text("b\n"),
+        lambda: (folder / "a" / "tests" / "test.sh").write_text("true\n"),
+        lambda: (folder / "c").rename(folder.parent / "c"),
+    ):
+        change()
+        with pytest.raises(CheckpointError, match="the hash of the tasks' files was"):
+            TaskStream(args).restore(state)
+        state = TaskStream(args).state()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from typing import Any
 
 CHUNK = 1 << 16
 PR_SET_DUMPABLE = 4
-MAX_SOCKETS = 1000
+MAX_SOCKETS, MAX_TERMINALS = 1000, 50
 Answer = tuple[dict[str, Any], Iterable[bytes]]
 """Header and body."""
 LOOK = 0.05
@@ -133,8 +133,7 @@ class _Pieces(io.RawIOBase):
 def spawn(request: dict[str, Any]) -> tuple[int, int]:
     """Start a command in a session of its own; returns its process id and what reads its output."""
     reader, writer = os.pipe()
-    process = os.fork()
-    if process:
+    if process := os.fork():
         os.close(writer)
         os.set_blocking(reader, False)
         return process, reader
@@ -223,10 +222,10 @@ class Supervisor:
     """
 
     def __init__(self, memory: int, files: int, writable: list[str]) -> None:
-        self._memory, self._files = memory, files
+        self._memory, self._files, self._file_count = memory, files, 0
         self._writable = [os.open(folder, os.O_RDONLY) for folder in writable]
         self._input, self._output = sys.stdin.buffer, sys.stdout.buffer
-        self._file_count = 0
+        self._terminals = os.open("/dev/pts", os.O_RDONLY)
         self._left_open: list[int] = []  # outputs of the background, read and dropped, so that nobody blocks
 
     def serve(self) -> None:
@@ -272,7 +271,8 @@ class Supervisor:
         filled = map(os.fstatvfs, self._writable)
         before, self._file_count = self._file_count, sum(found.f_files - found.f_ffree for found in filled)
         # Who takes files away may go on.
-        if self._file_count > max(self._files, before) or _sockets() > MAX_SOCKETS:
+        terminals = len(os.listdir(self._terminals)) - 1
+        if self._file_count > max(self._files, before) or _sockets() > MAX_SOCKETS or terminals > MAX_TERMINALS:
             end_all()
             return "files"
         if memory_used() > self._memory and memory_used(exactly=True) > self._memory:

@@ -194,6 +194,13 @@ def test_memory_cannot_be_filled_with_sockets(sandbox):
     assert (result.exit_code, result.limit) == (137, "files")
 
 
+def test_the_terminals_of_the_machine_cannot_be_used_up(sandbox):
+    result = python(
+        sandbox, "import os, time\nheld = [os.openpty() for _ in range(200)]\nprint(len(held))\ntime.sleep(60)\n"
+    )
+    assert (result.exit_code, result.limit) == (137, "files")
+
+
 def test_endless_output_is_cut(sandbox):
     result = sandbox.run("echo begin; yes | head -c 100000000; echo end", 30)
     assert result.output.startswith("begin\ny\n")

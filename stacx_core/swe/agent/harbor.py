@@ -123,7 +123,8 @@ def _parted(folder: str, options: Mapping[str, Any]) -> tuple[list[Task], list[T
     names = Path(options.get("held_out", Path(folder, HELD_OUT)))
     tasks = read_tasks(folder)
     held_out = named_tasks(tasks, names) if "held_out" in options or names.is_file() else []
-    return [task for task in tasks if task not in held_out], held_out
+    apart = {task.name for task in held_out}
+    return [task for task in tasks if task.name not in apart], held_out
 
 
 def named_tasks(tasks: Iterable[Task], names: Path) -> list[Task]:

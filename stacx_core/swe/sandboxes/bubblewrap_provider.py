@@ -80,9 +80,16 @@ class BubblewrapProvider:
         recipe = environment_recipe(task)
         layers = environment_layers(task, recipe)
         self._refuse_places(task, recipe)
-        if any(isinstance(layer, Run) for layer in layers):
-            layers = [self._built(task, layers)]
-        return self._opened(task, recipe, layers)
+        if not any(isinstance(layer, Run) for layer in layers):
+            return self._opened(task, recipe, layers)
+        file = self._cache / f"{content_hash(layers)}.tar"
+        built = self._built(task, layers, file)
+        try:
+            return self._opened(task, recipe, [built])
+        except SandboxError as error:
+            raise SandboxError(
+                error.message, *error.hints, f"if {file} is damaged, delete it to make it anew"
+            ) from error
 
     def check(self, task: Task) -> None:
         """See ``SandboxProvider``."""
@@ -119,14 +126,19 @@ class BubblewrapProvider:
                         f"{task.environment / 'Dockerfile'}: {place} lies {kind}", "use a folder such as /app"
                     )
 
-    def _built(self, task: Task, layers: list[Layer]) -> bytes:
+    def _built(self, task: Task, layers: list[Layer], file: Path) -> bytes:
         """The archive of an environment whose commands have run; made once."""
-        file = self._cache / f"{content_hash(layers)}.tar"
-        with self._building:
-            if not file.is_file():
-                self._cache.mkdir(parents=True, exist_ok=True)
-                self._build(task, layers, file)
-        return file.read_bytes()
+        try:
+            with self._building:
+                if not file.is_file():
+                    self._cache.mkdir(parents=True, exist_ok=True)
+                    self._build(task, layers, file)
+            return file.read_bytes()
+        except OSError as error:
+            raise SandboxError(
+                f"the environment of {task.name} cannot be kept in {self._cache}: {error.strerror}",
+                "set XDG_CACHE_HOME to a folder that can be written",
+            ) from error
 
     def _build(self, task: Task, layers: list[Layer], file: Path) -> None:
         sandbox = self._opened(task, Recipe(), layers)

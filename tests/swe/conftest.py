@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def sandbox(provider: BubblewrapProvider, make_task: MakeTask) -> Iterator[Bubbl
     opened = provider.open(make_task())
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., bool]:
+    """Whether a command of just these words runs on this machine, inside a sandbox or outside."""
+
+    def look(*words: str) -> bool:
+        wanted = b"".join(word.encode() + b"\0" for word in words)
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if file.read_bytes() == wanted:
+                    return True
+        return False
+
+    return look
 
 
 @pytest.fixture(scope="session")

@@ -274,7 +274,7 @@ class Supervisor:
         return ""
 
     def do_run(self, request: dict[str, Any], body: _Body) -> Answer:
-        """Run a command to its end, to its time limit, or until the sandbox uses too much; ``EOFError`` without a host."""
+        """Run a command to its end, its time limit, or until the sandbox uses too much. Raises ``EOFError``."""
         body.drain()
         kept, until = HeadTail(request["output_limit"]), time.monotonic() + request["timeout"]
         process, reader = spawn(request)

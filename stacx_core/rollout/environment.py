@@ -70,6 +70,14 @@ class LimitedEnvironments(Protocol):
         """The environment of one more episode."""
 
 
+@runtime_checkable
+class ClosableEnvironments(LimitedEnvironments, Protocol):
+    """Limited environments that can all be ended together."""
+
+    def close(self) -> None:
+        """End every environment, whatever is done in it, and make no more; from another thread."""
+
+
 _METHODS = ("reset", "step", "render", "close")
 _HARBOR = "harbor"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import as_completed
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from transformers.utils.logging import disable_progress_bar
@@ -32,6 +31,7 @@ from stacx_core.swe.gateway.settings import GatewaySettings
 from stacx_core.swe.harness.commands import load_harness
 from stacx_core.swe.harness.playing import MODEL, HarnessEpisodes
 from stacx_core.swe.harness.runner import HarnessRunner
+from stacx_core.swe.side_by_side import side_by_side
 
 
 class Player(Protocol):
@@ -120,21 +120,12 @@ class EndpointPlayer:
 
     def play(self, tasks: Sequence[EpisodeTask]) -> Iterator[Trajectory]:
         """See :class:`Player`; what breaks this off ends the sandboxes, and waits for no answer of the endpoint."""
-        waiting, played = queue.SimpleQueue[EpisodeTask](), queue.SimpleQueue[Trajectory]()
-        for task in tasks:
-            waiting.put(task)
-        for _ in range(min(self._make.at_once, len(tasks))):
-            threading.Thread(target=self._work, args=(waiting, played), daemon=True).start()
+        calls = [partial(self._episode, task) for task in tasks]
         try:
-            for _ in tasks:
-                yield played.get()
+            for done in as_completed(side_by_side(calls, self._make.at_once)):
+                yield done.result()
         finally:
             self._make.pool.close()
-
-    def _work(self, waiting: queue.SimpleQueue[EpisodeTask], played: queue.SimpleQueue[Trajectory]) -> None:
-        with suppress(queue.Empty):
-            while True:
-                played.put(self._episode(waiting.get_nowait()))
 
     def _episode(self, task: EpisodeTask) -> Trajectory:
         episode, parts = Episode(task.task, task.sample, task.seed, task.task_id), list[Part]()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stacx_core.errors import EpisodeError
 from stacx_core.rollout.episodes import FAILURES, Episode, EpisodeTask, Outcome
 from stacx_core.swe.agent.harbor import HarborTasks
 from stacx_core.swe.agent.words import bounded
@@ -21,6 +23,7 @@ from stacx_core.swe.harness.commands import Harness
 from stacx_core.swe.harness.processes import Ended, Processes
 from stacx_core.swe.oracle import FULL_REWARD
 from stacx_core.swe.sandboxes import Sandbox
+from stacx_core.swe.side_by_side import side_by_side
 from stacx_core.swe.tasks import Task
 from stacx_core.swe.verifying import Verification, verify
 
@@ -51,6 +54,7 @@ class HarnessEpisodes:
         self.harness = harness
         self.make = make
         self.seconds = seconds
+        self._stopped: Future[Any] = Future()
 
     def play(self, tasks: Sequence[EpisodeTask], server: SessionServer, rollout: int) -> Iterator[tuple[int, Episode]]:
         """The episodes as they end, each with the place of its task.
@@ -64,25 +68,29 @@ class HarnessEpisodes:
 
         Raises:
             StacxError: The model raised it, and all sessions end.
+            EpisodeError: This was stopped.
         """
         with ExitStack() as held:
-            threads = ThreadPoolExecutor(self.make.at_once)
-            held.callback(threads.shutdown, cancel_futures=True)
+            processes = Processes()
+            calls = [partial(self._played, task, server, processes, rollout) for task in tasks]
+            places = {future: place for place, future in enumerate(side_by_side(calls, self.make.at_once))}
+            held.callback(_await, places)
             broken_off = held.enter_context(ExitStack())
             broken_off.callback(self.make.pool.close)
-            processes = held.enter_context(Processes())
-            places = {
-                threads.submit(self._played, task, server, processes, rollout): place
-                for place, task in enumerate(tasks)
-            }
+            held.enter_context(processes)
             waiting: set[Future[Any]] = set(places)
             while waiting:
-                done, _ = wait([*waiting, server.failed], return_when=FIRST_COMPLETED)
-                if server.failed in done:
-                    server.failed.result()
+                done, _ = wait([*waiting, server.failed, self._stopped], return_when=FIRST_COMPLETED)
+                for failed in done & {server.failed, self._stopped}:
+                    failed.result()
                 waiting -= done
                 yield from ((places[episode], episode.result()) for episode in done)
             broken_off.pop_all()
+
+    def stop(self) -> None:
+        """Break off what is played, from another thread, which then raises ``EpisodeError``; nothing more is played."""
+        with suppress(InvalidStateError):
+            self._stopped.set_exception(EpisodeError("the episodes were broken off"))
 
     def _played(self, task: EpisodeTask, server: SessionServer, processes: Processes, rollout: int) -> Episode:
         session = server.open(task, rollout)
@@ -130,6 +138,11 @@ class HarnessEpisodes:
         if bridge.failure is not None:
             raise bridge.failure
         return ended
+
+
+def _await(episodes: Iterable[Future[Episode]]) -> None:
+    """Begin no further episodes, and wait for those under way."""
+    wait([episode for episode in episodes if not episode.cancel()])
 
 
 def _outcome(session: Session, ended: Ended) -> tuple[Outcome, str]:

@@ -91,3 +91,7 @@ class HarnessRunner(RunsEpisodes):
         settings = GatewaySettings(MODEL, params, self.limit, self.args.seed, max_turns=self.args.max_turns)
         with Gateway(settings, self.tokenizer, engine, teacher, who) as gateway:
             yield from self.episodes.play(tasks, gateway, rollout)
+
+    def stop(self) -> None:
+        """See :class:`stacx_core.rollout.episode_runner.RunsEpisodes`."""
+        self.episodes.stop()

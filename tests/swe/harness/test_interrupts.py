@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 import stacx_core
+from gateway_parts import Scripted
+from stacx_core.errors import EpisodeError
+from stacx_core.rollout.episode_rollout import EpisodeRollout
+from stacx_core.trainer.ahead import RolloutsAhead
 
 SLEEP = ("sleep", "4244.5")
 EXPERTS = """
@@ -115,3 +119,32 @@ def test_a_killed_run_leaves_nothing(
     process.kill()
     eventually(lambda: not running(*SLEEP) and set(traces.processes()) <= {os.getpid()})
     eventually(lambda: not list(traces.temporary.iterdir()))
+
+
+class Sleepers(Scripted):
+    """An engine whose answers are waited for in the sandbox."""
+
+    def abort(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("harness", [False, True], ids=["agent", "harness"])
+def test_a_rollout_made_ahead_is_broken_off(
+    host_args: Any, tokenizer: Any, small_tasks: Path, agent: str, running: Any, eventually: Any, harness: bool
+) -> None:
+    args = host_args(
+        environment=f"harbor:{small_tasks}?command_timeout=600",
+        harness=agent if harness else None,
+        harness_timeout=600.0 if harness else None,
+        num_tasks=2,
+        rollout_batch_size=2,
+        n_samples_per_prompt=1,
+    )
+    engine = Sleepers(lambda said: "RUN sleep 4244.5" if harness else "```bash\nsleep 4244.5\n```", tokenizer)
+    ahead = RolloutsAhead(EpisodeRollout(args, tokenizer, 65_536), engine, range(1), 0)
+    with ahead:
+        eventually(lambda: running(*SLEEP))
+    assert not ahead._thread.is_alive()
+    assert not running(*SLEEP)
+    with pytest.raises(EpisodeError):
+        ahead.take(0)

@@ -45,13 +45,15 @@ if TYPE_CHECKING:
     from stacx_core.recipes import TRAINING_CONFIGS, infer_algorithm, recipe
     from stacx_core.rollout.dataset import DatasetRollout
     from stacx_core.rollout.engine import RolloutEngine, SamplingParams
-    from stacx_core.rollout.environment import Environment, Step, load_environment
+    from stacx_core.rollout.environment import Environment, Step
+    from stacx_core.rollout.environments.loading import load_environment
     from stacx_core.rollout.episode_metrics import episode_metrics
     from stacx_core.rollout.episode_rollout import EpisodeRollout, grouped_samples, sampled_or_played
-    from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
+    from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner
     from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Turn
     from stacx_core.rollout.evaluation import Evaluation
     from stacx_core.rollout.playground import playground
+    from stacx_core.rollout.playing import student_only
     from stacx_core.rollout.protocol import RollIn, Rollout
     from stacx_core.rollout.sampled import SampledRollout, sequence_limit
     from stacx_core.rollout.scored import TeacherScoredRollout
@@ -98,13 +100,15 @@ _HOME = {
     "stacx_core.recipes": ("TRAINING_CONFIGS", "infer_algorithm", "recipe"),
     "stacx_core.rollout.dataset": ("DatasetRollout",),
     "stacx_core.rollout.engine": ("RolloutEngine", "SamplingParams"),
-    "stacx_core.rollout.environment": ("Environment", "Step", "load_environment"),
+    "stacx_core.rollout.environment": ("Environment", "Step"),
+    "stacx_core.rollout.environments.loading": ("load_environment",),
     "stacx_core.rollout.episode_metrics": ("episode_metrics",),
     "stacx_core.rollout.episode_rollout": ("EpisodeRollout", "grouped_samples", "sampled_or_played"),
-    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner", "student_only"),
+    "stacx_core.rollout.episode_runner": ("EpisodeRunner", "episode_runner"),
     "stacx_core.rollout.episodes": ("Episode", "EpisodeTask", "Executor", "Turn"),
     "stacx_core.rollout.evaluation": ("Evaluation",),
     "stacx_core.rollout.playground": ("playground",),
+    "stacx_core.rollout.playing": ("student_only",),
     "stacx_core.rollout.protocol": ("RollIn", "Rollout"),
     "stacx_core.rollout.sampled": ("SampledRollout", "sequence_limit"),
     "stacx_core.rollout.scored": ("TeacherScoredRollout",),

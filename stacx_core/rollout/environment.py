@@ -1,4 +1,4 @@
-"""Environments: what an episode is played in, and how one is found by its name."""
+"""Environments: what an episode is played in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from stacx_core.config import resolve_object
 from stacx_core.data.sample import Message
-from stacx_core.errors import ConfigError, RecipeError, nearest
 
 Observation = str | list[Message]
 """Text of the next user turn, or the whole conversation so far, of an environment that rewrites history."""
@@ -76,60 +74,3 @@ class ClosableEnvironments(LimitedEnvironments, Protocol):
 
     def close(self) -> None:
         """End every environment, whatever is done in it, and make no more; from another thread."""
-
-
-_METHODS = ("reset", "step", "render", "close")
-_HARBOR = "harbor"
-
-
-def has_numbered_tasks(reference: str | None) -> bool:
-    """Whether a seed of these environments is ``2 * number`` of a training task, or ``2 * number + 1`` of a held-out
-    one, so that a pass over them meets each of them once."""
-    return reference is not None and reference.startswith(f"{_HARBOR}:")
-
-
-def load_environment(reference: str) -> MakeEnvironment:
-    """What makes the environments called ``reference``.
-
-    Args:
-        reference: ``textarena:NAME``, ``reasoning_gym:NAME[?OPTION=VALUE]``, ``harbor:FOLDER[?OPTION=VALUE]`` or
-            ``package.module:Class``, a class (or function) that is called without arguments.
-
-    Raises:
-        ConfigError: There is no such environment, its package is not installed, or it cannot be called.
-        DataError: The tasks of the folder cannot be used.
-    """
-    scheme, _, name = reference.partition(":")
-    if scheme == "textarena":
-        from stacx_core.rollout.environments.textarena_game import textarena_game
-
-        return textarena_game(name)
-    if scheme == "reasoning_gym":
-        from stacx_core.rollout.environments.reasoning_gym_task import reasoning_gym_task
-
-        return reasoning_gym_task(name)
-    if scheme == _HARBOR and name:
-        from stacx_core.swe.agent.harbor import harbor_tasks
-
-        return harbor_tasks(name)
-    if not name:
-        raise ConfigError(
-            f"no environment is called {reference!r}{nearest(scheme, ['textarena', 'reasoning_gym', _HARBOR])}; write "
-            "textarena:NAME, reasoning_gym:NAME, harbor:FOLDER, or name your own class as 'package.module:Class'"
-        )
-    return _own(reference)
-
-
-def _own(reference: str) -> MakeEnvironment:
-    try:
-        made: MakeEnvironment = resolve_object(reference)
-    except RecipeError as error:
-        raise ConfigError(f"environment {reference!r}: {error.message}", *error.hints) from error
-    if not callable(made):
-        raise ConfigError(f"environment {reference!r} is of type {type(made).__name__}; it must be a class")
-    missing = [method for method in _METHODS if isinstance(made, type) and not hasattr(made, method)]
-    if missing:
-        raise ConfigError(
-            f"environment {reference!r} has no {', '.join(missing)}; an environment has {', '.join(_METHODS)}"
-        )
-    return made

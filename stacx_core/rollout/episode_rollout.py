@@ -11,10 +11,11 @@ from stacx_core.data.sample import Sample
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine, SamplingParams
 from stacx_core.rollout.episode_metrics import episode_metrics
-from stacx_core.rollout.episode_runner import episode_runner, student_only
+from stacx_core.rollout.episode_runner import episode_runner
 from stacx_core.rollout.episodes import OUTCOMES, Episode
 from stacx_core.rollout.evaluation import Evaluation
 from stacx_core.rollout.filters import collect_groups, load_filter
+from stacx_core.rollout.playing import student_only
 from stacx_core.rollout.protocol import RollIn, Rollout
 from stacx_core.rollout.sampled import SampledRollout
 from stacx_core.rollout.tasks import TaskStream, held_out_tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,71 +24,19 @@ from stacx_core.rollout.environment import (
     MakeEnvironment,
     Observation,
     Step,
-    load_environment,
 )
+from stacx_core.rollout.environments.loading import load_environment
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
+from stacx_core.rollout.playing import RunsEpisodes, Who
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.protocol import Actor, TeacherTurn
 from stacx_core.rollout.timed_calls import OverTime, timed_calls
 from stacx_core.seeds import sub_seed
 
-Who = Callable[[EpisodeTask, int], Executor]
-"""Who acts in a turn of an episode, counted from 0."""
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-def student_only(task: EpisodeTask, turn: int) -> Executor:
-    """The policy plays by itself."""
-    return "student"
-
-
-class RunsEpisodes(ABC):
-    """Plays episodes to their end, whoever calls the actors: :class:`EpisodeRunner`, or a harness."""
-
-    def run(
-        self,
-        tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine | None,
-        teacher: Actor | None,
-        who: Who,
-        params: SamplingParams,
-        rollout: int,
-    ) -> list[Episode]:
-        """One episode per task, in order; the arguments are those of :meth:`play`."""
-        played = dict(self.play(tasks, engine, teacher, who, params, rollout))
-        return [played[place] for place in range(len(tasks))]
-
-    @abstractmethod
-    def play(
-        self,
-        tasks: Sequence[EpisodeTask],
-        engine: RolloutEngine | None,
-        teacher: Actor | None,
-        who: Who,
-        params: SamplingParams,
-        rollout: int,
-    ) -> Iterator[tuple[int, Episode]]:
-        """The episodes as they end, each with the place of its task.
-
-        Args:
-            tasks: What to play.
-            engine: Acts for the student; None where ``who`` never names it.
-            teacher: Acts for the teacher; None where ``who`` never names it.
-            who: Names the actor of each turn.
-            params: Of both actors. A turn has the seed ``("turn", rollout, task, sample, turn)``.
-            rollout: Number of the rollout; also the version of the weights.
-
-        Raises:
-            ValueError: ``who`` names a student or a teacher and there is none.
-        """
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Break off what is played, from another thread, as far as that can be done; nothing more is played then."""
 
 
 def episode_runner(
@@ -173,7 +120,7 @@ class EpisodeRunner(RunsEpisodes):
         args: The run's; see the knobs of the section ``environment``.
         tokenizer: Of the student.
         context_length: Of the student, when it has one.
-        make_environment: From :func:`stacx_core.rollout.environment.load_environment`.
+        make_environment: From :func:`stacx_core.rollout.environments.loading.load_environment`.
 
     Raises:
         ConfigError: Not even one environment may be open.

@@ -14,8 +14,9 @@ from stacx_core.knobs import Args
 from stacx_core.rewards import load_reward, score
 from stacx_core.rewards.scoring import Scorer
 from stacx_core.rollout.environment import Step
-from stacx_core.rollout.episode_runner import EpisodeRunner, RunsEpisodes, episode_runner
+from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner
 from stacx_core.rollout.episodes import EpisodeTask
+from stacx_core.rollout.playing import RunsEpisodes
 from stacx_core.rollout.tasks import TaskStream
 
 

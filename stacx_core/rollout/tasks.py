@@ -7,7 +7,7 @@ from typing import Any
 from stacx_core.data.prompts import PromptStream
 from stacx_core.errors import CheckpointError
 from stacx_core.knobs import Args
-from stacx_core.rollout.environment import has_numbered_tasks
+from stacx_core.rollout.environments.loading import has_numbered_tasks
 from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.seeds import sub_seed
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stacx_core.errors import ConfigError, DataError
-from stacx_core.rollout.environment import load_environment
+from stacx_core.rollout.environments.loading import load_environment
 
 SECRET = re.compile(r"Target Number: (\d+)")
 

@@ -16,9 +16,10 @@ from stacx_core.errors import ConfigError
 from stacx_core.rollout.engine import Generation, GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.environment import Step
 from stacx_core.rollout.episode_metrics import episode_metrics
-from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner, student_only
+from stacx_core.rollout.episode_runner import EpisodeRunner, episode_runner
 from stacx_core.rollout.episodes import Episode, EpisodeTask
 from stacx_core.rollout.local import LocalEngine
+from stacx_core.rollout.playing import student_only
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherScore, TeacherTurn
 
 END = 0

@@ -1,1 +1,1 @@
-"""Adapters that make other packages' tasks and games environments."""
+"""The kinds of environments, and how one is found by its name."""

@@ -16,9 +16,10 @@ from stacx_core.data.sample import Message
 from stacx_core.errors import EngineError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import SamplingParams
-from stacx_core.rollout.episode_runner import EpisodeRunner, student_only
+from stacx_core.rollout.episode_runner import EpisodeRunner
 from stacx_core.rollout.episodes import Episode, EpisodeTask
 from stacx_core.rollout.local import LocalEngine
+from stacx_core.rollout.playing import student_only
 from stacx_core.seeds import sub_seed
 from stacx_core.swe.agent.bash_agent import BashAgent
 from stacx_core.swe.agent.harbor import HarborTasks

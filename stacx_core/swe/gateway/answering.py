@@ -19,8 +19,8 @@ from stacx_core.rollout.engine import (
     RolloutEngine,
     SamplingParams,
 )
-from stacx_core.rollout.episode_runner import Who
 from stacx_core.rollout.episodes import Turn
+from stacx_core.rollout.playing import Who
 from stacx_core.rollout.teachers.protocol import Actor, TeacherAction, TeacherTurn
 from stacx_core.seeds import sub_seed
 from stacx_core.swe.gateway.batching import Batcher

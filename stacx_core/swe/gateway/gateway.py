@@ -12,8 +12,8 @@ from aiohttp import web
 from transformers import PreTrainedTokenizerBase
 
 from stacx_core.rollout.engine import RolloutEngine
-from stacx_core.rollout.episode_runner import Who, student_only
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Outcome
+from stacx_core.rollout.playing import Who, student_only
 from stacx_core.rollout.sglang.loop import LoopThread
 from stacx_core.rollout.teachers.protocol import Actor
 from stacx_core.swe.gateway.answering import Answerer

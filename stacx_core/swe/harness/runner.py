@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine, SamplingParams
-from stacx_core.rollout.environment import load_environment
-from stacx_core.rollout.episode_runner import RunsEpisodes, Who
+from stacx_core.rollout.environments.loading import load_environment
 from stacx_core.rollout.episodes import Episode, EpisodeTask
+from stacx_core.rollout.playing import RunsEpisodes, Who
 from stacx_core.rollout.sampled import sequence_limit
 from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.protocol import Actor
@@ -87,11 +87,11 @@ class HarnessRunner(RunsEpisodes):
         params: SamplingParams,
         rollout: int,
     ) -> Iterator[tuple[int, Episode]]:
-        """See :class:`stacx_core.rollout.episode_runner.RunsEpisodes` and :meth:`HarnessEpisodes.play`."""
+        """See :class:`stacx_core.rollout.playing.RunsEpisodes` and :meth:`HarnessEpisodes.play`."""
         settings = GatewaySettings(MODEL, params, self.limit, self.args.seed, max_turns=self.args.max_turns)
         with Gateway(settings, self.tokenizer, engine, teacher, who) as gateway:
             yield from self.episodes.play(tasks, gateway, rollout)
 
     def stop(self) -> None:
-        """See :class:`stacx_core.rollout.episode_runner.RunsEpisodes`."""
+        """See :class:`stacx_core.rollout.playing.RunsEpisodes`."""
         self.episodes.stop()

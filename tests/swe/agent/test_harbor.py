@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stacx_core.errors import ConfigError, DataError
-from stacx_core.rollout.environment import has_numbered_tasks, load_environment
+from stacx_core.rollout.environments.loading import has_numbered_tasks, load_environment
 from stacx_core.rollout.tasks import held_out_tasks, training_task
 from stacx_core.swe.agent.harbor import named_tasks
 

@@ -12,7 +12,7 @@ import pytest
 from gateway_parts import Scripted
 from stacx_core.data.sample import ENVIRONMENT, STUDENT, TEACHER
 from stacx_core.rollout.engine import SamplingParams
-from stacx_core.rollout.episode_runner import student_only
+from stacx_core.rollout.playing import student_only
 from stacx_core.rollout.tasks import training_task
 from stacx_core.rollout.teachers.loading import load_teacher
 from stacx_core.swe.agent.harbor import HarborTasks

@@ -13,8 +13,8 @@ import pytest
 from gateway_parts import BASH, Scripted
 from stacx_core.errors import EngineError, SandboxError
 from stacx_core.rollout.engine import SamplingParams
-from stacx_core.rollout.episode_runner import student_only
 from stacx_core.rollout.episodes import Episode
+from stacx_core.rollout.playing import student_only
 from stacx_core.rollout.tasks import training_task
 from stacx_core.swe.agent.harbor import HarborTasks
 from stacx_core.swe.harness.commands import load_harness

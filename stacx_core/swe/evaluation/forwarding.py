@@ -14,10 +14,11 @@ from stacx_core.seeds import sub_seed
 from stacx_core.swe.evaluation.endpoint import ContextOverflow, Endpoint, RefusedRequest, Said
 from stacx_core.swe.gateway.errors import ApiError, bad_request, unknown_model
 from stacx_core.swe.gateway.replies import Reply
+from stacx_core.swe.gateway.requests import read_max_tokens, read_stream
 from stacx_core.swe.gateway.sessions import Asked, Session
 from stacx_core.swe.gateway.settings import GatewaySettings
 
-_OWN = ("model", "stream", "stream_options", "temperature", "top_p", "seed")
+_OWN = ("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed")
 """Fields that are not handed on as they are."""
 
 
@@ -28,23 +29,16 @@ class ForwardedQuestion:
     forwarder: Forwarder
     session: Session
     asked: Asked
+    stream: bool
+    include_usage: bool
     body: Mapping[str, Any]
-
-    @property
-    def stream(self) -> bool:
-        """See there."""
-        return bool(self.body.get("stream"))
-
-    @property
-    def include_usage(self) -> bool:
-        """See there."""
-        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+    """For the endpoint."""
 
     async def answer(self) -> Reply:
         """See there."""
         session = self.session
         try:
-            completion = await self.forwarder.endpoint.complete(self._handed_on())
+            completion = await self.forwarder.endpoint.complete(self.body)
         except ContextOverflow as error:
             told = bad_request(str(error), "messages", "context_length_exceeded")
             raise session.overflowed(told) from error
@@ -57,15 +51,6 @@ class ForwardedQuestion:
         turn = Turn([], self.asked.observation, "student", [], [], said.text, said.cut, reported_tokens=said.tokens)
         whole = {**completion, "model": self.forwarder.settings.model, "choices": completion["choices"][:1]}
         return Reply(turn, _read(whole["choices"][0]["message"]), whole)
-
-    def _handed_on(self) -> dict[str, Any]:
-        """The body for the endpoint: the harness's, sampled as the run says."""
-        settings, task = self.forwarder.settings, self.session.task
-        body = {name: value for name, value in self.body.items() if name not in _OWN}
-        seed = sub_seed(settings.seed, "turn", self.session.rollout, task.task, task.sample, self.asked.number) % 2**31
-        limit = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
-        body[limit] = min(body.get(limit) or settings.params.max_new_tokens, settings.params.max_new_tokens)
-        return {**body, "temperature": settings.params.temperature, "top_p": settings.params.top_p, "seed": seed}
 
 
 class Forwarder:
@@ -91,14 +76,27 @@ class Forwarder:
         """See :class:`stacx_core.swe.gateway.server.Model`."""
         if not isinstance(body, dict):
             raise bad_request(f"the body must be a JSON object, not {type(body).__name__}")
-        if body.get("model") != self.settings.model:
-            raise unknown_model(body.get("model"), self.settings.model)
-        if body.get("n") not in (None, 1):
+        given = {name: value for name, value in body.items() if value is not None}
+        if given.get("model") != self.settings.model:
+            raise unknown_model(given.get("model"), self.settings.model)
+        if given.get("n", 1) != 1:
             raise bad_request("n is not offered here: leave it out, or at 1", "n", "unsupported_parameter")
-        messages = body.get("messages")
+        messages = given.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise bad_request("messages must be a list of objects", "messages")
-        return ForwardedQuestion(self, session, session.begin([*map(_read, messages)], (), None), body)
+        stream, include_usage = read_stream(given)
+        most = min(read_max_tokens(given) or self.settings.params.max_new_tokens, self.settings.params.max_new_tokens)
+        asked = session.begin([*map(_read, messages)], (), None)
+        handed_on = self._handed_on(given, most, session, asked)
+        return ForwardedQuestion(self, session, asked, stream, include_usage, handed_on)
+
+    def _handed_on(self, given: dict[str, Any], most: int, session: Session, asked: Asked) -> dict[str, Any]:
+        """The body for the endpoint: the harness's, sampled as the run says."""
+        params, task = self.settings.params, session.task
+        seed = sub_seed(self.settings.seed, "turn", session.rollout, task.task, task.sample, asked.number) % 2**31
+        kept = {name: value for name, value in given.items() if name not in _OWN}
+        limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+        return {**kept, limit: most, "temperature": params.temperature, "top_p": params.top_p, "seed": seed}
 
     def close(self) -> None:
         """Nothing to let go of."""

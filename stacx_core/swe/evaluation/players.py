@@ -30,7 +30,7 @@ from stacx_core.swe.evaluation.trajectory import ENDPOINT_FAILED, Part, Trajecto
 from stacx_core.swe.gateway.gateway import SessionServer
 from stacx_core.swe.gateway.settings import GatewaySettings
 from stacx_core.swe.harness.commands import load_harness
-from stacx_core.swe.harness.playing import MODEL, HarnessEpisodes
+from stacx_core.swe.harness.episodes import MODEL, HarnessEpisodes
 from stacx_core.swe.harness.runner import HarnessRunner
 from stacx_core.swe.side_by_side import side_by_side
 

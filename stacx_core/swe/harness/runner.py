@@ -20,7 +20,7 @@ from stacx_core.swe.gateway.gateway import Gateway
 from stacx_core.swe.gateway.rendering import Renderer
 from stacx_core.swe.gateway.settings import GatewaySettings
 from stacx_core.swe.harness.commands import Harness, load_harness
-from stacx_core.swe.harness.playing import MODEL, HarnessEpisodes
+from stacx_core.swe.harness.episodes import MODEL, HarnessEpisodes
 
 
 def harness_runner(

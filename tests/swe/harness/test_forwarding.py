@@ -181,6 +181,8 @@ def test_a_stream_is_made_of_the_whole_answer(ask: Any, server: Any) -> None:
         ({"n": 2}, 400, "unsupported_parameter"),
         ({"messages": "hello"}, 400, None),
         ({"messages": ["hello"]}, 400, None),
+        ({"max_tokens": "many"}, 400, None),
+        ({"stream": True, "stream_options": 3}, 400, None),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(ask: Any, server: Any, fields: Any, status: int, code: Any) -> None:

@@ -39,10 +39,11 @@ def start(talker: Path, small_tasks: Path, agent: str, traces: Any, tmp_path: Pa
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("STACX_")}
         path = os.pathsep.join([str(tmp_path), str(Path(stacx_core.__file__).parents[1]), *sys.path])
         process = subprocess.Popen(
             [sys.executable, "-m", "stacx_core", *arguments],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**clean, "PYTHONPATH": path},
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -301,7 +301,7 @@ class Traces:
 
     def servers(self) -> list[int]:
         """The main processes of servers, which their keepers started."""
-        from stacx_core.rollout.sglang.keeper import parent_of
+        from stacx_core.rollout.keeper import parent_of
 
         return [pid for pid in self.processes() if is_keeper(parent_of(Path(f"/proc/{pid}")) or 0)]
 

@@ -54,11 +54,12 @@ def collect(**flags: Any) -> None:
     """
     args = collect_args(flags)
     from stacx_core.rollout.collecting import collect_episodes
+    from stacx_core.trainer.interrupts import Interrupts
     from stacx_core.trainer.output_folder import claimed
 
-    folder = Path(args.output_dir)
+    folder, say = Path(args.output_dir), lambda line: click.echo(line, err=True)
     with claimed(folder):
-        manifest = collect_episodes(args, folder, lambda line: click.echo(line, err=True))
+        manifest = collect_episodes(args, folder, say, Interrupts().installed())
     click.echo(
         f"{manifest['episodes']} episodes, {manifest['trained_tokens']} tokens of the teacher, "
         f"mean reward {manifest['reward_mean']:.3f}",

@@ -77,11 +77,12 @@ def evaluate(tasks: Path, as_json: bool, **flags: Any) -> int:
     """
     args = evaluate_args(flags).replace("argument", tasks=str(tasks))
     from stacx_core.swe.evaluation.evaluating import evaluate as run
+    from stacx_core.trainer.interrupts import Interrupts
     from stacx_core.trainer.output_folder import claimed
 
-    folder = Path(args.output_dir)
+    folder, say = Path(args.output_dir), lambda line: click.echo(line, err=True)
     with claimed(folder):
-        summary = run(args, folder, os.environ.get(KEY), lambda line: click.echo(line, err=True))
+        summary = run(args, folder, os.environ.get(KEY), say, Interrupts().installed())
     if as_json:
         print_json(summary.record())
     else:
@@ -110,8 +111,6 @@ def evaluate_args(flags: dict[str, Any]) -> Args:
         raise ConfigError("name what to evaluate: either --hf-checkpoint or --endpoint")
     if args.endpoint is None and args.endpoint_model is not None:
         raise ConfigError("--endpoint-model names a model of --endpoint, which is unset")
-    if args.harness is not None and args.endpoint is not None:
-        raise ConfigError("--harness talks to the model of --hf-checkpoint; run it with --endpoint by itself")
     if args.harness is None and args.harness_timeout is not None:
         raise ConfigError("--harness-timeout has no effect without --harness; add it")
     if args.endpoint is not None and args.rollout_top_k != -1:

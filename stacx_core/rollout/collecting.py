@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def teacher_only(task: EpisodeTask, turn: int) -> Executor:
     return "teacher"
 
 
-def collect_episodes(args: Args, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def collect_episodes(
+    args: Args, folder: Path, tell: Callable[[str], None], interrupts: AbstractContextManager[object]
+) -> dict[str, Any]:
     """Play until the corpus in ``folder`` has ``num_episodes`` episodes; returns its manifest.
 
     An episode depends on the settings and its number alone, so that an interrupted collection goes on as if nothing
@@ -38,6 +41,7 @@ def collect_episodes(args: Args, folder: Path, tell: Callable[[str], None]) -> d
         args: With ``num_episodes`` and ``episodes_per_shard``.
         folder: New, or of a corpus with the same settings.
         tell: Gets a line of progress for each shard.
+        interrupts: Entered while episodes are played: makes signals the exception that ends them tidily.
 
     Raises:
         ConfigError, DataError, ModelError: Tasks, teacher or folder cannot be used.
@@ -56,12 +60,13 @@ def collect_episodes(args: Args, folder: Path, tell: Callable[[str], None]) -> d
     corpus = CorpusWriter(folder, settings)
     taken: dict[int, int] = {}
     ground.tasks.episodes(args, corpus.done, taken)
-    while corpus.done < args.num_episodes:
-        count = min(args.episodes_per_shard, args.num_episodes - corpus.done)
-        tasks = ground.tasks.episodes(args, count, taken)
-        episodes = ground.runner.run(tasks, None, teacher, teacher_only, params, rollout=0)
-        corpus.add(episodes)
-        rewards = [episode.reward for episode in episodes if not episode.failed]
-        mean = sum(rewards) / max(len(rewards), 1)
-        tell(f"episodes {corpus.done}/{args.num_episodes}  reward {mean:.3f}  failed {count - len(rewards)}")
+    with interrupts:
+        while corpus.done < args.num_episodes:
+            count = min(args.episodes_per_shard, args.num_episodes - corpus.done)
+            tasks = ground.tasks.episodes(args, count, taken)
+            episodes = ground.runner.run(tasks, None, teacher, teacher_only, params, rollout=0)
+            corpus.add(episodes)
+            rewards = [episode.reward for episode in episodes if not episode.failed]
+            mean = sum(rewards) / max(len(rewards), 1)
+            tell(f"episodes {corpus.done}/{args.num_episodes}  reward {mean:.3f}  failed {count - len(rewards)}")
     return corpus.finish()

@@ -66,3 +66,11 @@ class LimitedEnvironments(Protocol):
 
     def __call__(self) -> Environment:
         """The environment of one more episode."""
+
+
+@runtime_checkable
+class ClosableEnvironments(LimitedEnvironments, Protocol):
+    """Limited environments that can all be ended together."""
+
+    def close(self) -> None:
+        """End every environment, whatever is done in it, and make no more; from another thread."""

@@ -71,6 +71,10 @@ class EpisodeRollout(RollIn):
         metrics = {**episode_metrics(episodes), **counts, "environment_tokens": float(environment_tokens)}
         return Rollout(samples, metrics)
 
+    def stop(self) -> None:
+        """See :class:`stacx_core.rollout.protocol.RollIn`."""
+        self.runner.stop()
+
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""
         return self.tasks.state()

@@ -18,6 +18,7 @@ from stacx_core.errors import ConfigError, DataError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import GenerationRequest, RolloutEngine, SamplingParams
 from stacx_core.rollout.environment import (
+    ClosableEnvironments,
     Environment,
     LimitedEnvironments,
     MakeEnvironment,
@@ -172,6 +173,11 @@ class EpisodeRunner(RunsEpisodes):
                 yield from ((seat.place, seat.episode) for seat in over)
         finally:
             self._close(seats)
+
+    def stop(self) -> None:
+        """See :class:`RunsEpisodes`: environments that can be closed together are."""
+        if isinstance(self.make_environment, ClosableEnvironments):
+            self.make_environment.close()
 
     def _call(self, calls: Sequence[Callable[[], T]]) -> list[T | BaseException]:
         return timed_calls(calls, self.args.env_workers, self.patience)

@@ -52,6 +52,8 @@ class Turn:
         text: The action as the environment got it.
         cut: Whether the action was cut at the length limit.
         weight_versions: Labels of the weights behind the ids, where the student's engine has labels.
+        reported_tokens: How many tokens the action has, as a server says that keeps the ids to itself; then there are
+            neither context nor ids.
     """
 
     context: list[int]
@@ -62,6 +64,7 @@ class Turn:
     text: str
     cut: bool = False
     weight_versions: list[str] = field(default_factory=list)
+    reported_tokens: int | None = None
 
 
 @dataclass

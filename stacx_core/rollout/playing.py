@@ -58,3 +58,7 @@ class RunsEpisodes(ABC):
         Raises:
             ValueError: ``who`` names a student or a teacher and there is none.
         """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Break off what is played, from another thread, as far as that can be done; nothing more is played then."""

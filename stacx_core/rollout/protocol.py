@@ -43,6 +43,10 @@ class RollIn(Protocol):
     def roll(self, rollout: int, engine: RolloutEngine) -> Rollout:
         """The samples of rollout number ``rollout``."""
 
+    def stop(self) -> None:
+        """Break off the rollout under way, from another thread, as far as that can be done; no other follows."""
+        return
+
     def held_out(self) -> list[Sample]:
         """Samples to measure the loss on without training, when evaluations are due; empty for none."""
         return []

@@ -57,6 +57,10 @@ class TeacherScoredRollout(RollIn):
         scores = iter(engine.score(answered, self.top_k, self.args.rollout_temperature))
         return [(next(scores).topk_ids or []) if sample.response_length > 0 else [] for sample in samples]
 
+    def stop(self) -> None:
+        """See :class:`stacx_core.rollout.protocol.RollIn`."""
+        self.inner.stop()
+
     def state(self) -> dict[str, Any]:
         """The position in the prompts."""
         return self.inner.state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 from stacx_core.errors import StacxError
@@ -62,7 +63,7 @@ def try_out(
         tell(trial)
         return trial
 
-    with ThreadPoolExecutor(pool.size) as threads:
+    with ThreadPoolExecutor(pool.size) as threads, closing(pool):
         return list(threads.map(one, tasks))
 
 

@@ -153,6 +153,7 @@ class RolloutsAhead(RolloutsInTurn):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self.roll_in.stop()
         deadline = time.monotonic() + STOP_SECONDS
         with self.engine.weights_at_rest():
             while self._thread.is_alive() and time.monotonic() < deadline:

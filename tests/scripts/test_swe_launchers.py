@@ -110,8 +110,12 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def lines_of(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+def records_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return records_of(run / "metrics.jsonl")
 
 
 def test_there_is_one_for_each_method_and_size() -> None:
@@ -360,25 +364,36 @@ def test_the_smoke_mode_goes_the_whole_way(launch: Launch, tmp_path: Path, metho
         assert 0 < sum(line["rollout/teacher_turn_frac"] for line in lines) < 2
 
 
+@pytest.fixture
+def killed(surroundings: dict[str, str], tmp_path: Path, eventually: Any) -> Callable[..., None]:
+    """Start a launcher with this test's CACHE_ROOT, and kill all its processes as soon as something is there."""
+
+    def run(name: str, appeared: Callable[[], bool], **variables: str) -> None:
+        process = subprocess.Popen(
+            [BASH, str(LAUNCHERS[name])],
+            env={**surroundings, "CACHE_ROOT": str(tmp_path / "cache"), **variables},
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            eventually(lambda: appeared() or process.poll() is not None, seconds=LIMIT)
+            assert process.poll() is None
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=60)
+
+    return run
+
+
 @needs_bubblewrap
 def test_a_killed_launcher_goes_on_where_it_stopped(
-    launch: Launch, surroundings: dict[str, str], tmp_path: Path, eventually: Any
+    launch: Launch, killed: Callable[..., None], tmp_path: Path
 ) -> None:
     run = tmp_path / "cache" / "runs" / "dagger_4b-smoke"
     variables = {"SMOKE": "1", "NUM_ROLLOUT": "4", "BETA_DECAY": "4"}
-    process = subprocess.Popen(
-        [BASH, str(LAUNCHERS["dagger_4b"])],
-        env={**surroundings, "CACHE_ROOT": str(tmp_path / "cache"), **variables},
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        eventually((run / "checkpoints" / "rollout_000001").is_dir, seconds=LIMIT)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=60)
+    killed("dagger_4b", (run / "checkpoints" / "rollout_000001").is_dir, **variables)
     kept = lines_of(run)[0]
     done = launch("dagger_4b", **variables)
     assert done.returncode == 0, done.stderr
@@ -390,6 +405,29 @@ def test_a_killed_launcher_goes_on_where_it_stopped(
     assert 0 < lines[3]["rollout/teacher_turn_frac"] < 1
     assert lines[0]["rollout/outcome_full_teacher"] == 2
     assert lines[3]["eval/episodes"] == 2
+
+
+@needs_bubblewrap
+def test_a_collection_that_was_killed_goes_on_and_no_episode_is_lost_or_doubled(
+    launch: Launch, killed: Callable[..., None], replay: Path, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "cache" / "corpora" / "sft_4b-smoke"
+    variables = {"SMOKE": "1", "NUM_EPISODES": "7"}
+    killed("sft_4b", (corpus / "episodes_000002-000003.jsonl").is_file, **variables)
+    assert not (corpus / "manifest.json").exists()
+    kept = {path.name: path.read_bytes() for path in corpus.glob("episodes_*.jsonl")}
+    done = launch("sft_4b", **variables)
+    assert done.returncode == 0, done.stderr
+    names = [f"episodes_00000{first}-00000{min(first + 1, 6)}.jsonl" for first in (0, 2, 4, 6)]
+    assert sorted(path.name for path in corpus.glob("episodes_*.jsonl")) == names
+    assert {name: (corpus / name).read_bytes() for name in kept} == kept
+    records = [record for name in names for record in records_of(corpus / name)]
+    assert [record["episode"] for record in records] == list(range(7))
+    never_killed = replay / "corpora" / "sft_4b-smoke"
+    assert records[:4] == [record for name in names[:2] for record in records_of(never_killed / name)]
+    manifest = json.loads((corpus / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["episodes"], manifest["failed"], manifest["reward_mean"]) == (7, 0, 1)
+    assert lines_of(tmp_path / "cache" / "runs" / "sft_4b-smoke")[-1]["eval/episodes"] == 2
 
 
 @needs_bubblewrap

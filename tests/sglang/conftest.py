@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from stacx_core.rollout.sglang import keeper
+from stacx_core.rollout import keeper
 from stacx_core.rollout.sglang.launch import LaunchPlan
 
 HERE = Path(__file__).parent

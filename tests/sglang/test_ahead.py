@@ -16,7 +16,7 @@ import torch
 
 from stacx_core.backends.attention import PackedLayout
 from stacx_core.backends.model import forward, load_model
-from stacx_core.rollout.sglang.keeper import descendants
+from stacx_core.rollout.keeper import descendants
 from stacx_core.rollout.sglang.launch import LaunchPlan
 from stacx_core.rollout.sglang.policy import PolicyServers
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import stacx_core
-from stacx_core.rollout.sglang.keeper import descendants, parent_of, shared_memory
+from stacx_core.rollout.keeper import descendants, parent_of, shared_memory
 from stacx_core.rollout.sglang.launch import is_free
 
 INTERVAL, TIMEOUT = 1, 10

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from stacx_core.rollout.keeper import descendants, shared_memory
 from stacx_core.rollout.sglang.health import Watch
-from stacx_core.rollout.sglang.keeper import descendants, shared_memory
 from stacx_core.rollout.sglang.launch import free_ports, is_free, launch, model_info
 from stacx_core.rollout.sglang.supervision import Supervisor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stacx_core.rollout.sglang import keeper
+from stacx_core.rollout import keeper
 from stacx_core.rollout.sglang.launch import free_ports, is_healthy, model_info
 
 START = 60.0

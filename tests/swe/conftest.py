@@ -1,10 +1,15 @@
-"""Small tasks to work in, and the sandboxes of this machine."""
+"""Small tasks to work in, the sandboxes of this machine, and a server of OpenAI's protocol."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +33,73 @@ CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+Answer = Callable[[list[dict[str, Any]]], str | dict[str, Any]]
+
+
+class Server(ThreadingHTTPServer):
+    """Keeps what it was asked.
+
+    Attributes:
+        answer: From messages to what the model says: a text, or a message of the assistant.
+        refusals: Code and text of what the next requests get instead, the last first.
+        asked: Path, headers and body of every request.
+    """
+
+    answer: Answer
+    refusals: list[tuple[int, str]]
+    asked: list[tuple[str, dict[str, str], Any]]
+    daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._respond(None)
+
+    def do_POST(self) -> None:
+        self._respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _respond(self, body: Any) -> None:
+        self.server.asked.append((self.path, dict(self.headers), body))
+        if self.server.refusals:
+            self._send(*self.server.refusals.pop())
+        elif body is None:
+            self._send(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}))
+        else:
+            said = self.server.answer(body["messages"])
+            message = {"role": "assistant", "content": said} if isinstance(said, str) else said
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            usage = {"completion_tokens": len(message["content"] or "")}
+            self._send(200, json.dumps({"id": "chatcmpl-1", "created": 1, "choices": [choice], "usage": usage}))
+
+    def _send(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that submits at once."""
+    made = Server(("127.0.0.1", 0), Handler)
+    made.answer, made.refusals, made.asked = (lambda _: "```bash\nsubmit\n```"), [], []
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
 
 
 @pytest.fixture
@@ -73,6 +145,21 @@ def sandbox(provider: BubblewrapProvider, make_task: MakeTask) -> Iterator[Bubbl
     opened = provider.open(make_task())
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., bool]:
+    """Whether a command of just these words runs on this machine, inside a sandbox or outside."""
+
+    def look(*words: str) -> bool:
+        wanted = b"".join(word.encode() + b"\0" for word in words)
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if file.read_bytes() == wanted:
+                    return True
+        return False
+
+    return look
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,10 @@ class DaggerRollout(RollIn):
         """The samples of the next episodes."""
         return self.inner.roll(rollout, engine)
 
+    def stop(self) -> None:
+        """Break off the rollout under way."""
+        self.inner.stop()
+
     def state(self) -> dict[str, Any]:
         """The position in the tasks or in the corpus."""
         return self.inner.state()
@@ -145,6 +149,10 @@ class LabelledRollout(RollIn):
     def _seed(self, driver: Driver, state: State) -> int:
         episode = state.episode
         return label_seed(driver.seed, episode.task_id, episode.sample, driver.rollout, state.turn_number)
+
+    def stop(self) -> None:
+        """Break off the episodes under way."""
+        self.table.ground.runner.stop()
 
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""

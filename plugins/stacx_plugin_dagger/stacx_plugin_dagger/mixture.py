@@ -59,6 +59,10 @@ class MixtureRollout(RollIn):
             index += len(episode.turns)
         return samples_of
 
+    def stop(self) -> None:
+        """Break off the episodes under way."""
+        self.table.ground.runner.stop()
+
     def state(self) -> dict[str, Any]:
         """The position in the tasks."""
         return self.table.ground.tasks.state()

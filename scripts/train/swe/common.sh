@@ -293,7 +293,7 @@ teach() {
         flags+=("${teacher[@]}")
     elif [ "$DRY_RUN" = 0 ]; then
         run stacx collect --hf-checkpoint "$BASE_HF" "${model[@]}" "${play[@]}" "${teacher[@]}" \
-            --num-episodes "$NUM_EPISODES" --output-dir "$CORPUS_DIR"
+            --num-episodes "$NUM_EPISODES" --episodes-per-shard "$EPISODES_PER_SHARD" --output-dir "$CORPUS_DIR"
     fi
 }
 

@@ -2,7 +2,7 @@
 
 Every server gets ports that nothing listened on a moment ago, and a name nobody can guess. A server is ready when the
 one that answers at its port says that name, so a run never speaks with another run's server. A keeper process (see
-:mod:`stacx_core.rollout.sglang.keeper`) ends the server together with the run.
+:mod:`stacx_core.rollout.keeper`) ends the server together with the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from stacx_core.errors import EngineError
 from stacx_core.knobs import Args
-from stacx_core.rollout.sglang import keeper
+from stacx_core.rollout import keeper
 
 LOOPBACK = "127.0.0.1"
 PORT_TRIES = 5

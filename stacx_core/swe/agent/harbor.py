@@ -67,6 +67,10 @@ class HarborTasks:
         """The environment of one more episode."""
         return BashAgent(self.task, self.pool, self.settings)
 
+    def close(self) -> None:
+        """End every sandbox, and open no more."""
+        self.pool.close()
+
     def task(self, seed: int) -> Task:
         """The task of a seed.
 

@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+import aiohttp
 
 from stacx_core.data.sample import Message
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.rollout.engine import SamplingParams
 
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_ABOUT_THE_REQUEST = (400, 413, 422)
 
 
 class ContextOverflow(Exception):
     """The conversation does not fit into the model's context."""
 
 
+class RefusedRequest(EngineError):
+    """The endpoint does not take a request as it is.
+
+    Attributes:
+        status: Of the HTTP answer.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True)
-class Reply:
+class Said:
     """What the model said.
 
     Args:
-        text: Its words.
-        tokens: How many tokens they are, where the endpoint says so.
-        cut: Whether they were cut at the length limit.
+        text: Its words, and its tool calls as policies write them.
+        tokens: How many tokens that is, where the endpoint says so.
+        cut: Whether it was cut at the length limit.
     """
 
     text: str
     tokens: int | None
     cut: bool
 
+    @classmethod
+    def of(cls, completion: Mapping[str, Any]) -> Said:
+        """From the object ``chat.completion``."""
+        choice = completion["choices"][0]
+        message = choice["message"]
+        calls = [_call(call) for call in message.get("tool_calls") or ()]
+        text = "\n".join(filter(None, [message.get("content"), *calls]))
+        tokens = (completion.get("usage") or {}).get("completion_tokens")
+        return cls(text, tokens, choice.get("finish_reason") == "length")
+
 
 class Endpoint:
-    """One model of an endpoint; used in several threads.
+    """One model of an endpoint; used in several threads and event loops.
 
     Args:
         url: Such as ``http://localhost:8000/v1``; without a path, ``/v1`` is added.
@@ -65,10 +87,11 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--endpoint {url!r} is no URL such as http://localhost:8000/v1")
         self._url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
-        self._key, self._timeout, self._waits = key, timeout, waits
-        self.model = model or self._first_model()
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._timeout, self._waits = aiohttp.ClientTimeout(timeout), waits
+        self.model = model or asyncio.run(self._first_model())
 
-    def answer(self, messages: Sequence[Message], params: SamplingParams, seed: int) -> Reply:
+    async def answer(self, messages: Sequence[Message], params: SamplingParams, seed: int) -> Said:
         """What the model says next.
 
         Args:
@@ -77,62 +100,64 @@ class Endpoint:
             seed: Of the sampling, in ``[0, 2**31)``.
 
         Raises:
+            ContextOverflow, EngineError: As of :meth:`complete`.
+        """
+        body = {"messages": list(messages), "max_tokens": params.max_new_tokens, "seed": seed}
+        return Said.of(await self.complete({**body, "temperature": params.temperature, "top_p": params.top_p}))
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The object ``chat.completion`` that answers a request.
+
+        Args:
+            body: Of the request, but for the model's name.
+
+        Raises:
             ContextOverflow: There is no room for an answer.
+            RefusedRequest: Something else in the body is not taken.
             EngineError: There is no answer, or none that follows the protocol.
         """
-        body = {"model": self.model, "messages": list(messages), "max_tokens": params.max_new_tokens, "seed": seed}
-        body |= {"temperature": params.temperature, "top_p": params.top_p}
-        answer = self._ask("/chat/completions", body)
+        answer = await self._ask("POST", "/chat/completions", {**body, "model": self.model})
         try:
-            choice = answer["choices"][0]
-            text, finish = choice["message"].get("content") or "", choice.get("finish_reason")
-            tokens = (answer.get("usage") or {}).get("completion_tokens")
+            Said.of(answer)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EngineError(f"{self._url} gave no chat completion: {json.dumps(answer)[:200]}") from error
-        return Reply(str(text), tokens, finish == "length")
+        return dict(answer)
 
-    def _first_model(self) -> str:
-        listed = self._ask("/models")
+    async def _first_model(self) -> str:
+        listed = await self._ask("GET", "/models")
         try:
             return str(listed["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"{self._url} lists no model", "name one with --endpoint-model") from error
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        for wait in (*self._waits, None):
-            try:
-                return self._asked_once(path, body)
-            except urllib.error.HTTPError as error:
-                problem = _told(error)
-                if error.code not in _TRY_AGAIN:
-                    raise _refusal(error.code, problem, self._url + path) from error
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                problem = str(error) or type(error).__name__
-            if wait is not None:
-                time.sleep(wait)
-        raise EngineError(f"{self._url}{path} does not answer, after {len(self._waits) + 1} tries: {problem}")
-
-    def _asked_once(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, headers)
-        with urllib.request.urlopen(request, timeout=self._timeout) as response:
-            return json.load(response)
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        url = self._url + path
+        async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, trust_env=True) as client:
+            for wait in (*self._waits, None):
+                try:
+                    async with client.request(method, url, json=body) as answer:
+                        said = await answer.read()
+                    if answer.ok:
+                        return json.loads(said)
+                    problem = f"{answer.status} {answer.reason}: {said.decode(errors='replace')[:300]}"
+                    if answer.status not in _TRY_AGAIN:
+                        raise _refusal(answer.status, problem, url)
+                except (aiohttp.ClientError, OSError, ValueError) as error:
+                    problem = str(error) or type(error).__name__
+                if wait is not None:
+                    await asyncio.sleep(wait)
+        raise EngineError(f"{url} does not answer, after {len(self._waits) + 1} tries: {problem}")
 
 
-def _told(error: urllib.error.HTTPError) -> str:
-    try:
-        text = error.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        text = ""
-    return f"{error.code} {error.reason}: {text[:300]}"
+def _call(call: Mapping[str, Any]) -> str:
+    name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"]
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _refusal(code: int, problem: str, url: str) -> Exception:
+def _refusal(status: int, problem: str, url: str) -> Exception:
     """The error of a request that is not worth another try; servers tell a full context in several words."""
     words = problem.lower()
-    if code in (400, 413, 422) and "context" in words and ("length" in words or "exceed" in words or "long" in words):
+    about_it = status in _ABOUT_THE_REQUEST
+    if about_it and "context" in words and ("length" in words or "exceed" in words or "long" in words):
         return ContextOverflow(problem)
-    return EngineError(f"{url} refuses: {problem}")
+    return RefusedRequest(problem, status) if about_it else EngineError(f"{url} refuses: {problem}")

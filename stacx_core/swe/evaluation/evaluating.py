@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stacx_core.swe.agent.bash_agent import AgentSettings
 from stacx_core.swe.agent.harbor import HarborTasks, named_tasks
 from stacx_core.swe.evaluation.endpoint import Endpoint
 from stacx_core.swe.evaluation.journal import Journal
-from stacx_core.swe.evaluation.players import CheckpointPlayer, EndpointPlayer, Player
+from stacx_core.swe.evaluation.players import CheckpointPlayer, EndpointPlayer, HarnessPlayer, Player
 from stacx_core.swe.evaluation.summary import Summary, summarize
 from stacx_core.swe.evaluation.trajectory import Trajectory
 from stacx_core.swe.sandboxes import sandbox_provider
@@ -27,7 +28,13 @@ DECIDES = ("endpoint", "harness", "harness_timeout", "dtype", "apply_chat_templa
 """Knobs that the episodes depend on, besides tasks and model."""
 
 
-def evaluate(args: Args, folder: Path, key: str | None, tell: Callable[[str], object]) -> Summary:
+def evaluate(
+    args: Args,
+    folder: Path,
+    key: str | None,
+    tell: Callable[[str], object],
+    interrupts: AbstractContextManager[object],
+) -> Summary:
     """Evaluate a checkpoint or an endpoint, and write episodes, results per task and a summary into a folder.
 
     Args:
@@ -35,6 +42,7 @@ def evaluate(args: Args, folder: Path, key: str | None, tell: Callable[[str], ob
         folder: New, or of an evaluation with the same settings, which is completed.
         key: Of the endpoint.
         tell: Gets a line for each episode that ends.
+        interrupts: Entered while episodes are played: makes signals the exception that ends them tidily.
 
     Raises:
         ConfigError, DataError, ModelError: Tasks, model, sandbox or folder cannot be used.
@@ -50,10 +58,12 @@ def evaluate(args: Args, folder: Path, key: str | None, tell: Callable[[str], ob
         if not journal.has(task.name, sample)
     ]
     done = len(tasks) * args.samples - len(missing)
-    for trajectory in _player(args, make, endpoint).play(missing) if missing else ():
-        journal.add(trajectory)
-        done += 1
-        tell(f"{done}/{len(tasks) * args.samples}  {_line(trajectory)}")
+    played = _player(args, make, endpoint).play(missing) if missing else iter(())
+    with interrupts:
+        for trajectory in played:
+            journal.add(trajectory)
+            done += 1
+            tell(f"{done}/{len(tasks) * args.samples}  {_line(trajectory)}")
     names = [task.name for task in tasks]
     summary = summarize(names, args.samples, journal.trajectories(names, args.samples))
     _write(folder / TASKS, "".join(json.dumps(task.record()) + "\n" for task in summary.tasks))
@@ -76,6 +86,8 @@ def _player(args: Args, make: HarborTasks, endpoint: Endpoint | None) -> Player:
     params = SamplingParams(args.eval_max_response_len, args.eval_temperature, args.rollout_top_p, args.rollout_top_k)
     if endpoint is None:
         return CheckpointPlayer(args, make, params)
+    if args.harness is not None:
+        return HarnessPlayer(args, endpoint, make, params)
     return EndpointPlayer(endpoint, make, params, args.max_turns, args.seed)
 
 

@@ -1,10 +1,12 @@
-"""Who plays the episodes of an evaluation: a checkpoint in this process, or a model behind an endpoint."""
+"""Who plays the episodes of an evaluation: a checkpoint in this process or a model elsewhere, perhaps by a harness."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from transformers.utils.logging import disable_progress_bar
@@ -23,9 +25,14 @@ from stacx_core.swe.agent.bash_agent import BashAgent
 from stacx_core.swe.agent.harbor import HarborTasks
 from stacx_core.swe.agent.words import SYSTEM
 from stacx_core.swe.evaluation.endpoint import ContextOverflow, Endpoint
+from stacx_core.swe.evaluation.forwarding import Forwarder
 from stacx_core.swe.evaluation.trajectory import ENDPOINT_FAILED, Part, Trajectory
+from stacx_core.swe.gateway.gateway import SessionServer
+from stacx_core.swe.gateway.settings import GatewaySettings
 from stacx_core.swe.harness.commands import load_harness
+from stacx_core.swe.harness.episodes import MODEL, HarnessEpisodes
 from stacx_core.swe.harness.runner import HarnessRunner
+from stacx_core.swe.side_by_side import side_by_side
 
 
 class Player(Protocol):
@@ -71,8 +78,32 @@ class CheckpointPlayer:
             yield replace(trajectory, parts=[*self._opening, *trajectory.parts])
 
 
+class HarnessPlayer:
+    """A harness with a model behind an endpoint, to which the harness's requests are handed on.
+
+    Args:
+        args: The knobs of ``stacx eval``.
+        endpoint: The model.
+        make: The tasks.
+        params: Of the sampling.
+    """
+
+    def __init__(self, args: Args, endpoint: Endpoint, make: HarborTasks, params: SamplingParams) -> None:
+        settings = GatewaySettings(MODEL, params, seed=args.seed, max_turns=args.max_turns)
+        self._forwarder = Forwarder(endpoint, settings)
+        self._episodes = HarnessEpisodes(load_harness(args.harness), make, args.harness_timeout)
+
+    def play(self, tasks: Sequence[EpisodeTask]) -> Iterator[Trajectory]:
+        """See :class:`Player`."""
+        with SessionServer(self._forwarder) as server:
+            for _, episode in self._episodes.play(tasks, server, rollout=-1):
+                away = episode.outcome == "env_error" and episode.error.startswith(f"{EngineError.__name__}:")
+                trajectory = Trajectory.of_episode(episode)
+                yield replace(trajectory, outcome=ENDPOINT_FAILED) if away else trajectory
+
+
 class EndpointPlayer:
-    """A model behind an endpoint; every episode has a thread of its own.
+    """A model behind an endpoint; every episode that is being played has a thread.
 
     Args:
         endpoint: The model.
@@ -89,28 +120,28 @@ class EndpointPlayer:
         self._max_turns, self._seed = max_turns, seed
 
     def play(self, tasks: Sequence[EpisodeTask]) -> Iterator[Trajectory]:
-        """See :class:`Player`."""
-        threads = ThreadPoolExecutor(self._make.at_once)
+        """See :class:`Player`; what breaks this off ends the sandboxes, and waits for no answer of the endpoint."""
+        calls = [partial(self._episode, task) for task in tasks]
         try:
-            for done in as_completed([threads.submit(self._episode, task) for task in tasks]):
+            for done in as_completed(side_by_side(calls, self._make.at_once)):
                 yield done.result()
         finally:
-            threads.shutdown(cancel_futures=True)
+            self._make.pool.close()
 
     def _episode(self, task: EpisodeTask) -> Trajectory:
         episode, parts = Episode(task.task, task.sample, task.seed, task.task_id), list[Part]()
-        environment = self._make()
+        environment, away = self._make(), False
         try:
             self._play_one(environment, episode, parts)
         except ContextOverflow:
             episode.outcome = "context_overflow"
         except Exception as error:  # Whatever an episode fails by, the others go on.
             episode.outcome, episode.error = "env_error", f"{type(error).__name__}: {error}"
+            away = isinstance(error, EngineError)
         finally:
             environment.close()
-        trajectory = Trajectory.of_episode(episode)
-        outcome = ENDPOINT_FAILED if episode.error.startswith(f"{EngineError.__name__}:") else episode.outcome
-        return replace(trajectory, parts=parts, outcome=outcome)
+        trajectory = replace(Trajectory.of_episode(episode), parts=parts)
+        return replace(trajectory, outcome=ENDPOINT_FAILED) if away else trajectory
 
     def _play_one(self, environment: BashAgent, episode: Episode, parts: list[Part]) -> None:
         observation = environment.reset(episode.seed)
@@ -118,9 +149,9 @@ class EndpointPlayer:
         parts += [Part("environment", message["content"]) for message in messages]
         for turn in range(self._max_turns):
             seed = sub_seed(self._seed, "turn", -1, episode.task, episode.sample, turn) % 2**31
-            reply = self._endpoint.answer(messages, self._params, seed)
-            parts.append(Part("student", reply.text, reply.tokens, 1, reply.cut))
-            step = environment.step(reply.text)
+            said = asyncio.run(self._endpoint.answer(messages, self._params, seed))
+            parts.append(Part("student", said.text, said.tokens, 1, said.cut))
+            step = environment.step(said.text)
             episode.reward += step.reward
             episode.counts.update(step.counts)
             if step.done:
@@ -129,7 +160,7 @@ class EndpointPlayer:
             parts.append(Part("environment", str(step.observation)))
             messages = [
                 *messages,
-                Message(role="assistant", content=reply.text),
+                Message(role="assistant", content=said.text),
                 Message(role="user", content=str(step.observation)),
             ]
         episode.outcome = "turn_limit"

@@ -71,10 +71,15 @@ class Trajectory:
 
     @property
     def verdict(self) -> str:
-        """How it ended, in one word: an ending of the environment, the type of an error, or the outcome."""
+        """How it ended, in one word: an ending of the environment, the type of an error, or the outcome.
+
+        What was left unsolved at a limit has the name of the limit.
+        """
         if self.outcome == "env_error":
             return self.error.partition(":")[0]
-        return next((ending for ending in ENDINGS if self.counts.get(ending)), self.outcome)
+        counted = [ending for ending in ENDINGS if self.counts.get(ending)]
+        told = [ending for ending in counted if ending != "unsolved" or self.outcome == "done"]
+        return next(iter(told), self.outcome)
 
     @property
     def actions(self) -> list[Part]:
@@ -105,8 +110,9 @@ class Trajectory:
         """From a played episode."""
         parts, known = list[Part](), 0
         for turn in episode.turns:
-            parts.append(Part("environment", turn.observation, max(len(turn.context) - known, 0)))
-            parts.append(Part(turn.executor, turn.text, len(turn.ids), 1, turn.cut))
+            seen = max(len(turn.context) - known, 0) if turn.context else None
+            parts.append(Part("environment", turn.observation, seen))
+            parts.append(Part(turn.executor, turn.text, len(turn.ids) or turn.reported_tokens, 1, turn.cut))
             known = len(turn.context) + len(turn.ids)
         return cls(
             episode.task_id,

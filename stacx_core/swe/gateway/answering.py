@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stacx_core.errors import EngineError, TeacherError
+from stacx_core.errors import TeacherError
 from stacx_core.rollout.engine import (
     Generation,
     GenerationRequest,
@@ -24,45 +24,54 @@ from stacx_core.rollout.playing import Who
 from stacx_core.rollout.teachers.protocol import Actor, TeacherAction, TeacherTurn
 from stacx_core.seeds import sub_seed
 from stacx_core.swe.gateway.batching import Batcher
-from stacx_core.swe.gateway.errors import ApiError, too_long, turn_limit
-from stacx_core.swe.gateway.requests import ChatRequest
+from stacx_core.swe.gateway.errors import too_long
+from stacx_core.swe.gateway.rendering import Renderer
+from stacx_core.swe.gateway.replies import Reply, reply_to
+from stacx_core.swe.gateway.requests import ChatRequest, read_request
 from stacx_core.swe.gateway.sessions import Asked, Session
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True)
-class GatewaySettings:
-    """What answers depend on, beside the requests.
+class PolicyQuestion:
+    """A request to the policy; see :class:`stacx_core.swe.gateway.server.Question`."""
 
-    Args:
-        model: The name under which the policy is served.
-        params: How to sample; its ``max_new_tokens`` bounds what a request may ask for.
-        limit: Most tokens of context and answer together, if there is a limit.
-        seed: Of the run.
-        sampling: Whose temperature, top-p and seed count: with ``run`` those of a request are taken and not used, so
-            that all samples are of the policy that is trained; with ``request`` they are used where it names them.
-        max_turns: Most answers of a session, if there is a limit.
-    """
+    answerer: Answerer
+    session: Session
+    request: ChatRequest
+    asked: Asked
 
-    model: str
-    params: SamplingParams
-    limit: int | None = None
-    seed: int = 0
-    sampling: Literal["run", "request"] = "run"
-    max_turns: int | None = None
+    @property
+    def stream(self) -> bool:
+        """See there."""
+        return self.request.stream
+
+    @property
+    def include_usage(self) -> bool:
+        """See there."""
+        return self.request.include_usage
+
+    async def answer(self) -> Reply:
+        """See there."""
+        turn = await self.answerer.answer(self.session, self.asked, self.request)
+        return reply_to(self.request, turn, self.answerer.settings.model)
 
 
 class Answerer:
-    """Has requests answered by the executor that ``who`` names.
+    """Has requests answered by the executor that ``who`` names; a :class:`stacx_core.swe.gateway.server.Model`.
 
     Args:
         settings: See there.
-        tokenizer: Of the policy.
+        tokenizer: Of the policy, with a chat template.
         engine: Acts for the student; None where ``who`` never names it.
         teacher: Acts for the teacher; None where ``who`` never names it.
         who: Names the executor of each request of a session, by its number.
 
     Attributes:
         failed: Has the first error that engine or teacher raised, once there is one.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template.
     """
 
     def __init__(
@@ -73,6 +82,7 @@ class Answerer:
         teacher: Actor | None,
         who: Who,
     ) -> None:
+        self.renderer = Renderer(tokenizer)
         self.settings = settings
         self.tokenizer = tokenizer
         self.engine = engine
@@ -82,16 +92,18 @@ class Answerer:
         self._student = Batcher(self._generate, overlapping=isinstance(engine, InterruptibleEngine))
         self._expert = Batcher(self._act)
 
+    def read(self, session: Session, body: Any) -> PolicyQuestion:
+        """See :class:`stacx_core.swe.gateway.server.Model`."""
+        request = read_request(body, self.settings.model)
+        return PolicyQuestion(self, session, request, session.begin(request.messages, request.tools, self.renderer))
+
     async def answer(self, session: Session, asked: Asked, request: ChatRequest) -> Turn:
         """Generate the ids that follow the context.
 
         Raises:
-            ApiError: 403 when the session has had its answers, 400 without room in the context, 503 when the engine or
-                the teacher cannot be had, 500 when it fails otherwise.
+            ApiError: 400 without room in the context, 503 when the engine or the teacher cannot be had, 500 when it
+                fails otherwise.
         """
-        if self.settings.max_turns is not None and asked.number >= self.settings.max_turns:
-            session.trouble = ("turn_limit", "")
-            raise turn_limit(self.settings.max_turns)
         params = self._params(asked, request, session)
         seed = self._seed(session, asked, request)
         try:
@@ -100,11 +112,11 @@ class Answerer:
         except Exception as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
-            raise _failed(session, error) from error
+            raise session.failed(error) from error
         if answer is None:
-            raise _failed(session, TeacherError("the teacher did not act"))
+            raise session.failed(TeacherError("the teacher did not act"))
         if self.settings.limit is not None and len(asked.context) + len(answer.ids) > self.settings.limit:
-            raise _overflow(session, len(asked.context) + len(answer.ids), self.settings.limit)
+            raise session.overflowed(too_long(len(asked.context) + len(answer.ids), self.settings.limit))
         return self._turn(asked, answer, request.stop)
 
     def _handed_on(self, asked: Asked, params: SamplingParams, session: Session, seed: int) -> Future[Any]:
@@ -132,7 +144,7 @@ class Answerer:
         most = min(own.max_new_tokens, request.max_tokens or own.max_new_tokens)
         if limit is not None:
             if len(asked.context) >= limit:
-                raise _overflow(session, len(asked.context), limit)
+                raise session.overflowed(too_long(len(asked.context), limit))
             most = min(most, limit - len(asked.context))
         if self.settings.sampling == "run":
             return SamplingParams(most, own.temperature, own.top_p, own.top_k)
@@ -164,17 +176,3 @@ class Answerer:
 
 def _holds(text: str, stop: Sequence[str]) -> bool:
     return any(stopper in text for stopper in stop)
-
-
-def _overflow(session: Session, length: int, limit: int) -> ApiError:
-    session.counts["context_overflows"] += 1
-    session.trouble = ("context_overflow", "")
-    return too_long(length, limit)
-
-
-def _failed(session: Session, error: Exception) -> ApiError:
-    """The answer to a request that could not be answered, which the harness may send again."""
-    told = f"{type(error).__name__}: {error}"
-    session.trouble = ("teacher_failed" if isinstance(error, TeacherError) else "env_error", told)
-    away = isinstance(error, EngineError | TeacherError)
-    return ApiError(503 if away else 500, f"the model cannot answer: {told}", "engine_unavailable" if away else None)

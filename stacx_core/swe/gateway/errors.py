@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stacx_core.errors import EngineError, TeacherError
+
 
 class ApiError(Exception):
     """An error object of the protocol.
@@ -58,3 +60,10 @@ def too_long(length: int, limit: int) -> ApiError:
     """Messages that leave no room for an answer."""
     told = f"This model's maximum context length is {limit} tokens, and the messages have {length}"
     return bad_request(told, "messages", "context_length_exceeded")
+
+
+def unavailable(error: Exception) -> ApiError:
+    """The engine, the teacher or the server behind the endpoint failed."""
+    away = isinstance(error, EngineError | TeacherError)
+    told = f"the model cannot answer: {type(error).__name__}: {error}"
+    return ApiError(503 if away else 500, told, "engine_unavailable" if away else None)

@@ -16,48 +16,32 @@ from stacx_core.rollout.episodes import Episode, EpisodeTask, Outcome
 from stacx_core.rollout.playing import Who, student_only
 from stacx_core.rollout.sglang.loop import LoopThread
 from stacx_core.rollout.teachers.protocol import Actor
-from stacx_core.swe.gateway.answering import Answerer, GatewaySettings
-from stacx_core.swe.gateway.rendering import Renderer
-from stacx_core.swe.gateway.server import Endpoint
+from stacx_core.swe.gateway.answering import Answerer
+from stacx_core.swe.gateway.server import Endpoint, Model
 from stacx_core.swe.gateway.sessions import Session
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 CLOSING_SECONDS = 0.1
 """How long requests that are being answered are waited for when the gateway closes; aiohttp waits for ever at 0."""
 _NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*")
 
 
-class Gateway(AbstractContextManager["Gateway"]):
-    """Serves the policy to agent harnesses that speak the protocol of OpenAI, and records their runs.
+class SessionServer(AbstractContextManager["SessionServer"]):
+    """Serves a model to agent harnesses that speak the protocol of OpenAI, and records their runs.
 
     Args:
-        settings: What answers depend on.
-        tokenizer: Of the policy, with a chat template.
-        engine: Of the policy; it must not be given other weights while a session is open. None where ``who`` never
-            names the student.
-        teacher: Acts where ``who`` says so.
-        who: Names the executor of each request of a session, by its number; a harness cannot tell who answered.
-
-    Raises:
-        ConfigError: The tokenizer has no chat template.
+        model: Who answers.
     """
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        tokenizer: PreTrainedTokenizerBase,
-        engine: RolloutEngine | None,
-        teacher: Actor | None = None,
-        who: Who = student_only,
-    ) -> None:
-        renderer = Renderer(tokenizer)
-        self.settings = settings
+    def __init__(self, model: Model) -> None:
+        self.settings = model.settings
         self.key = secrets.token_urlsafe(32)
         """What clients bring as their API key."""
         self._sessions: dict[str, Session] = {}
-        self._answerer = Answerer(settings, tokenizer, engine, teacher, who)
-        self.failed = self._answerer.failed
-        """Has the first error that engine or teacher raised, once there is one."""
-        endpoint = Endpoint(self._answerer, renderer, self._sessions, self.key)
+        self._model = model
+        self.failed = model.failed
+        """Has the first error that ends all sessions, once there is one."""
+        endpoint = Endpoint(model, self._sessions, self.key)
         self._runner = web.AppRunner(
             endpoint.application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSING_SECONDS
         )
@@ -105,7 +89,7 @@ class Gateway(AbstractContextManager["Gateway"]):
             self._open = False
             self._loop.run(self._runner.cleanup())
             self._loop.close()
-            self._answerer.close()
+            self._model.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,3 +102,29 @@ class Gateway(AbstractContextManager["Gateway"]):
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         port: int = self._runner.addresses[0][1]
         return port
+
+
+class Gateway(SessionServer):
+    """Serves the policy.
+
+    Args:
+        settings: What answers depend on.
+        tokenizer: Of the policy, with a chat template.
+        engine: Of the policy; it must not be given other weights while a session is open. None where ``who`` never
+            names the student.
+        teacher: Acts where ``who`` says so.
+        who: Names the executor of each request of a session, by its number; a harness cannot tell who answered.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        tokenizer: PreTrainedTokenizerBase,
+        engine: RolloutEngine | None,
+        teacher: Actor | None = None,
+        who: Who = student_only,
+    ) -> None:
+        super().__init__(Answerer(settings, tokenizer, engine, teacher, who))

@@ -81,20 +81,18 @@ def read_request(body: Any, model: str) -> ChatRequest:
         raise unknown_model(given.get("model"), model)
     _check_fields(given)
     tools = _tools(given.get("tools", []))
-    stream = _flag(given, "stream")
-    if "stream_options" in given and not stream:
-        raise bad_request("stream_options are for requests with 'stream': true", "stream_options")
+    stream, include_usage = read_stream(given)
     return ChatRequest(
         messages=read_messages(given.get("messages")),
         tools=tools,
         calls_tools=_choice(given.get("tool_choice", "auto")) and bool(tools),
         temperature=_number(given, "temperature", 0, 2),
         top_p=_number(given, "top_p", 0, 1, above=True),
-        max_tokens=_max_tokens(given),
+        max_tokens=read_max_tokens(given),
         seed=_integer(given, "seed", -(2**63)),
         stop=_stop(given.get("stop", [])),
         stream=stream,
-        include_usage=_include_usage(given.get("stream_options", {})),
+        include_usage=include_usage,
     )
 
 
@@ -163,7 +161,12 @@ def _integer(given: dict[str, Any], name: str, low: int) -> int | None:
     return value
 
 
-def _max_tokens(given: dict[str, Any]) -> int | None:
+def read_max_tokens(given: dict[str, Any]) -> int | None:
+    """Most tokens of the answer, under the newer or the older name of the field, if the client says so.
+
+    Raises:
+        ApiError: 400, when it is no number above 0.
+    """
     newer, older = _integer(given, "max_completion_tokens", 1), _integer(given, "max_tokens", 1)
     return older if newer is None else newer
 
@@ -175,7 +178,15 @@ def _stop(stop: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _include_usage(options: Any) -> bool:
+def read_stream(given: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the answer is sent in pieces, and whether the last one counts the tokens.
+
+    Raises:
+        ApiError: 400, when a field is malformed.
+    """
+    stream, options = _flag(given, "stream"), given.get("stream_options", {})
+    if "stream_options" in given and not stream:
+        raise bad_request("stream_options are for requests with 'stream': true", "stream_options")
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
         raise bad_request("stream_options must be an object with 'include_usage' or nothing", "stream_options")
-    return _flag(options, "include_usage")
+    return stream, _flag(options, "include_usage")

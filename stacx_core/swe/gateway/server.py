@@ -7,16 +7,22 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from stacx_core.swe.gateway.answering import Answerer
-from stacx_core.swe.gateway.errors import ApiError, bad_request, unknown_model, unknown_session, wrong_key
-from stacx_core.swe.gateway.rendering import Renderer
-from stacx_core.swe.gateway.replies import Reply, model, models, reply_to
-from stacx_core.swe.gateway.requests import ChatRequest, read_request
-from stacx_core.swe.gateway.sessions import Session
+from stacx_core.swe.gateway.errors import (
+    ApiError,
+    bad_request,
+    turn_limit,
+    unknown_model,
+    unknown_session,
+    wrong_key,
+)
+from stacx_core.swe.gateway.replies import Reply, model, models, pieces
+from stacx_core.swe.gateway.sessions import Asked, Session
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 SESSION_HEADER = "X-Stacx-Session"
 """Names the session of a request to a URL that names none."""
@@ -28,20 +34,63 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
 
 
+class Question(Protocol):
+    """A request that can be answered."""
+
+    @property
+    def asked(self) -> Asked:
+        """Its place in the session."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is sent in pieces."""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the last piece counts the tokens."""
+
+    async def answer(self) -> Reply:
+        """What the model says.
+
+        Raises:
+            ApiError: The model cannot answer, which the session knows as its ``trouble``, or refuses the request.
+        """
+
+
+class Model(Protocol):
+    """Who answers: the policy and its teacher, or a model elsewhere.
+
+    Attributes:
+        settings: What answers depend on.
+        failed: Has the first error that ends all sessions, once there is one.
+    """
+
+    settings: GatewaySettings
+    failed: Future[None]
+
+    def read(self, session: Session, body: Any) -> Question:
+        """Check the body of a request, from JSON.
+
+        Raises:
+            ApiError: It is malformed, or asks for what is not offered.
+        """
+
+    def close(self) -> None:
+        """Let go of whatever answers."""
+
+
 class Endpoint:
     """Answers requests, and records what it answered.
 
     Args:
-        answerer: Has the ids generated.
-        renderer: Makes ids of messages.
+        answers: Who answers.
         sessions: By name; those that are over are not among them.
         key: Every request must bring it.
     """
 
-    def __init__(self, answerer: Answerer, renderer: Renderer, sessions: Mapping[str, Session], key: str) -> None:
-        self.answerer = answerer
-        self.settings = answerer.settings
-        self.renderer = renderer
+    def __init__(self, answers: Model, sessions: Mapping[str, Session], key: str) -> None:
+        self.answers = answers
+        self.settings = answers.settings
         self.sessions = sessions
         self.key = key
 
@@ -86,26 +135,31 @@ class Endpoint:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         try:
-            asked_for = read_request(_parsed(await request.read()), self.settings.model)
-            asked = session.begin(asked_for.messages, asked_for.tools, self.renderer)
+            question = self.answers.read(session, _parsed(await request.read()))
         except ApiError:
             session.counts["refused"] += 1
             raise
         recorded = False
         try:
-            turn = await self.answerer.answer(session, asked, asked_for)
-            reply = reply_to(asked_for, turn, self.settings.model)
+            self._check_turns(session, question.asked)
+            reply = await question.answer()
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError("the client has gone")
-            session.record(asked, turn, reply.message(), reply.parsed.malformed)
+            session.record(question.asked, reply.turn, reply.message, reply.malformed)
             recorded = True
-            return _streamed(reply, asked_for) if asked_for.stream else web.json_response(reply.whole())
+            return _streamed(reply, question) if question.stream else web.json_response(reply.whole)
         except (asyncio.CancelledError, ConnectionResetError):
             session.counts["abandoned"] += 1
             raise
         finally:
             if not recorded:
-                session.abandon(asked)
+                session.abandon(question.asked)
+
+    def _check_turns(self, session: Session, asked: Asked) -> None:
+        most = self.settings.max_turns
+        if most is not None and asked.number >= most:
+            session.trouble = ("turn_limit", "")
+            raise turn_limit(most)
 
     def _session(self, request: web.Request) -> Session:
         name = request.match_info.get("session") or request.headers.get(SESSION_HEADER)
@@ -117,9 +171,9 @@ class Endpoint:
         return self.sessions[name]
 
 
-def _streamed(reply: Reply, asked_for: ChatRequest) -> web.Response:
-    """The answer in the events that a client expects of a stream; engines give answers whole, so they come at once."""
-    events = [f"data: {json.dumps(piece)}\n\n" for piece in reply.pieces(usage=asked_for.include_usage)]
+def _streamed(reply: Reply, question: Question) -> web.Response:
+    """The answer in the events that a client expects of a stream; it is there as a whole, so they come at once."""
+    events = [f"data: {json.dumps(piece)}\n\n" for piece in pieces(reply.whole, usage=question.include_usage)]
     return web.Response(text="".join([*events, "data: [DONE]\n\n"]), content_type="text/event-stream")
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from stacx_core.data.sample import Message
+from stacx_core.errors import TeacherError
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Outcome, Turn
-from stacx_core.swe.gateway.errors import unknown_session
+from stacx_core.swe.gateway.errors import ApiError, unavailable, unknown_session
 from stacx_core.swe.gateway.messages import message_key, newest_text
 from stacx_core.swe.gateway.rendering import Renderer, Tools
 
@@ -92,12 +93,19 @@ class Session:
         """Whether any request was answered."""
         return bool(self._roots)
 
-    def begin(self, messages: Sequence[Message], tools: Tools, renderer: Renderer) -> Asked:
+    def begin(self, messages: Sequence[Message], tools: Tools, renderer: Renderer | None) -> Asked:
         """Find what a request goes on from, and its context.
+
+        Args:
+            messages: Of the request.
+            tools: Of the request.
+            renderer: Makes ids of messages; None where the model's ids are not known, so that the context is empty.
 
         Raises:
             ApiError: The chat template refuses the messages, or they cannot be tokenised.
         """
+        if renderer is None:
+            return Asked(messages, tools, [], self._earlier(messages, tools)[0], self._number())
         whole = renderer.text(messages, tools)
         parent, answer = self._earlier(messages, tools)
         behind = None if parent is None else renderer.behind(whole, messages, answer, tools)
@@ -131,6 +139,18 @@ class Session:
     def abandon(self, asked: Asked) -> None:
         """Nobody takes the answer to a request, or there is none."""
         self._numbers.discard(asked.number)
+
+    def overflowed(self, told: ApiError) -> ApiError:
+        """A request had no room in the context; returns what its client is told."""
+        self.counts["context_overflows"] += 1
+        self.trouble = ("context_overflow", "")
+        return told
+
+    def failed(self, error: Exception) -> ApiError:
+        """A request could not be answered, and may be sent again; returns what its client is told."""
+        outcome: Outcome = "teacher_failed" if isinstance(error, TeacherError) else "env_error"
+        self.trouble = (outcome, f"{type(error).__name__}: {error}")
+        return unavailable(error)
 
     def end(self, reward: float, outcome: Outcome = "done", error: str = "") -> Episode:
         """End the session; what is still being answered is not recorded.

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stacx_core.errors import EpisodeError
-from stacx_core.rollout.sglang import keeper
+from stacx_core.rollout import keeper
 from stacx_core.swe.sandboxes.supervisor import CHUNK, HeadTail
 
 OUTPUT_LIMIT = 32_000
@@ -48,7 +48,7 @@ class Processes(AbstractContextManager["Processes"]):
 
         Args:
             command: Its words.
-            folder: Where it starts.
+            folder: Where it starts; it is gone afterwards, even if this process is killed.
             env: All its variables.
             seconds: After which it is ended.
 
@@ -76,7 +76,7 @@ class Processes(AbstractContextManager["Processes"]):
 
     def _started(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """The keeper of the command, in a session of its own: a Ctrl-C in the terminal reaches the run only."""
-        words = [sys.executable, "-I", keeper.__file__, str(os.getpid()), *command]
+        words = [sys.executable, "-I", keeper.__file__, str(os.getpid()), keeper.REMOVE, str(folder), *command]
         with self._lock:
             if self._over:
                 raise EpisodeError("the rollout is over")

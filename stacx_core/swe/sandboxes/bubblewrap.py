@@ -155,7 +155,9 @@ class BubblewrapSandbox:
     def _lost(self, doing: str) -> SandboxError:
         self._process.kill()
         code = self._process.wait()
-        said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+        said = ""
+        with contextlib.suppress(ValueError):  # closed by another thread
+            said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
         hint = (said.splitlines()[-1],) if said else ()
         return SandboxError(f"the sandbox of {self._name} ended (exit code {code}) during {doing!r}", *hint)
 

@@ -229,15 +229,12 @@ class Supervisor:
         self._left_open: list[int] = []  # outputs of the background, read and dropped, so that nobody blocks
 
     def serve(self) -> None:
-        """Answer requests until the host is gone."""
+        """Answer requests until the host is gone, which raises ``EOFError``."""
         while True:
             while not self._wait([0]):
                 self._ended(0)
                 self._end_if_exceeded()
-            try:
-                request = json.loads(read_chunk(self._input))
-            except EOFError:
-                return
+            request = json.loads(read_chunk(self._input))
             body = _Body(self._input)
             answer = self._answer(request, body) if request["do"] != "pack" else None
             # Before the answer: what follows it must not be read together with this.
@@ -280,14 +277,18 @@ class Supervisor:
             return "memory"
         return ""
 
-    def do_run(self, request: dict[str, Any], _: _Body) -> Answer:
-        """Run a command to its end, to its time limit, or until the sandbox uses too much."""
+    def do_run(self, request: dict[str, Any], body: _Body) -> Answer:
+        """Run a command to its end, its time limit, or until the sandbox uses too much. Raises ``EOFError``."""
+        body.drain()
         kept, until = HeadTail(request["output_limit"]), time.monotonic() + request["timeout"]
         process, reader = spawn(request)
         alive = os.pidfd_open(process)
-        watched, limit, status = [alive, reader], "", None
+        watched, limit, status = [0, alive, reader], "", None
         while status is None and not limit:
-            if reader in self._wait(watched) and not _take(reader, kept):
+            ready = self._wait(watched)
+            if 0 in ready:  # The next request follows the answer to this one.
+                raise EOFError
+            if reader in ready and not _take(reader, kept):
                 watched.remove(reader)
             status = self._ended(process)
             limit = self._end_if_exceeded() if status is None else ""
@@ -307,8 +308,8 @@ class Supervisor:
         """Reap the dead; the status of a process if it is among them."""
         status = None
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                status = found[1] if found[0] == wanted else status
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = ended[1] if ended[0] == wanted else status
         return status
 
     def _last_output(self, reader: int, kept: HeadTail) -> None:
@@ -396,5 +397,5 @@ def hide() -> None:
 if __name__ == "__main__":
     hide()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would let it through
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, EOFError):
         Supervisor(**json.loads(sys.argv[1])).serve()

@@ -18,8 +18,8 @@ from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.rollout.sglang.engine import SGLangEngine
 from stacx_core.rollout.sglang.pool import Limits, ServerPool
 from stacx_core.rollout.sglang.server import SGLangServer
-from stacx_core.swe.gateway.answering import GatewaySettings
 from stacx_core.swe.gateway.gateway import Gateway
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ '<end>' if m.role == 'assistant' else '=' }}{% endfor %}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -18,8 +19,8 @@ AT_ONCE = (0.0, 0.0)
 def test_what_is_sent_and_what_comes_back(server):
     server.answer = lambda messages: messages[-1]["content"] + "!"
     endpoint = Endpoint(server.url, key="secret")
-    reply = endpoint.answer(TALK, PARAMS, seed=11)
-    assert (reply.text, reply.tokens, reply.cut) == ("Hé!", 3, False)
+    said = asyncio.run(endpoint.answer(TALK, PARAMS, seed=11))
+    assert (said.text, said.tokens, said.cut) == ("Hé!", 3, False)
     (listed, _, _), (path, headers, body) = server.asked
     assert (listed, path, headers["Authorization"]) == ("/v1/models", "/v1/chat/completions", "Bearer secret")
     assert body == {
@@ -29,7 +30,7 @@ def test_what_is_sent_and_what_comes_back(server):
 
 def test_a_named_model_and_a_path_are_taken_as_they_are(server):
     endpoint = Endpoint(f"{server.url}/v1/", "mine")
-    endpoint.answer(TALK, PARAMS, 0)
+    asyncio.run(endpoint.answer(TALK, PARAMS, 0))
     ((path, headers, body),) = server.asked
     assert (path, body["model"], "Authorization" in headers) == ("/v1/chat/completions", "mine", False)
 
@@ -37,10 +38,10 @@ def test_a_named_model_and_a_path_are_taken_as_they_are(server):
 def test_a_busy_server_is_asked_again(server):
     endpoint = Endpoint(server.url, "m", waits=AT_ONCE)
     server.refusals = [(503, "busy"), (429, "slow down")]
-    assert "submit" in endpoint.answer(TALK, PARAMS, 0).text
+    assert "submit" in asyncio.run(endpoint.answer(TALK, PARAMS, 0)).text
     server.refusals = [(503, "busy")] * 3
     with pytest.raises(EngineError, match="does not answer, after 3 tries: 503"):
-        endpoint.answer(TALK, PARAMS, 0)
+        asyncio.run(endpoint.answer(TALK, PARAMS, 0))
 
 
 def test_what_is_no_json_is_asked_again(server):
@@ -60,10 +61,10 @@ def test_a_full_context_is_told_from_other_refusals(server, text):
     endpoint = Endpoint(server.url, "m", waits=AT_ONCE)
     server.refusals = [(400, text)]
     with pytest.raises(ContextOverflow):
-        endpoint.answer(TALK, PARAMS, 0)
+        asyncio.run(endpoint.answer(TALK, PARAMS, 0))
     server.refusals = [(401, text)]
     with pytest.raises(EngineError, match="refuses: 401"):
-        endpoint.answer(TALK, PARAMS, 0)
+        asyncio.run(endpoint.answer(TALK, PARAMS, 0))
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"choices": []}', '{"choices": [{}]}', '{"choices": [{"message": 3}]}'])
@@ -71,7 +72,7 @@ def test_what_is_no_completion_is_an_error(server, text):
     endpoint = Endpoint(server.url, "m", waits=AT_ONCE)
     server.refusals = [(200, text)]
     with pytest.raises(EngineError, match="gave no chat completion"):
-        endpoint.answer(TALK, PARAMS, 0)
+        asyncio.run(endpoint.answer(TALK, PARAMS, 0))
 
 
 def test_a_url_that_is_none_and_a_server_that_is_gone(server):

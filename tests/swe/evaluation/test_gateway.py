@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from stacx_core.rollout.engine import SamplingParams
 from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.rollout.teachers.loading import load_teacher
-from stacx_core.swe.gateway.answering import GatewaySettings
 from stacx_core.swe.gateway.gateway import Gateway
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 EXPERT = "stacx_core.swe.agent.expert:SolutionExpert"
 

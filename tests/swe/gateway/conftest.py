@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from gateway_parts import Answer, chat_tokenizer, send
 from stacx_core.rollout.engine import SamplingParams
-from stacx_core.swe.gateway.answering import GatewaySettings
 from stacx_core.swe.gateway.gateway import Gateway
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ async def until(asked: threading.Semaphore) -> None:
 async def waiting(gateway: Any, number: int) -> None:
     """Wait until so many requests wait for the engine."""
     async with asyncio.timeout(SECONDS):
-        while gateway._answerer._student._queue.qsize() < number:
+        while gateway._model._student._queue.qsize() < number:
             await asyncio.sleep(0)
 
 

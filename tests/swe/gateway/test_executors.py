@@ -1,4 +1,4 @@
-"""Student and teacher behind one endpoint, and labels for the states that were visited."""
+"""Student and teacher behind one endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.rollout.teachers.protocol import TeacherAction, TeacherTurn
 from stacx_core.rollout.teachers.scripted import ScriptedTeacher
 from stacx_core.seeds import sub_seed
-from stacx_core.swe.gateway.labels import teacher_labels
 
 
 def user(text: str) -> dict[str, str]:
@@ -142,26 +141,3 @@ def test_the_student_says_the_same_whoever_else_is_asked(serve: Any, chat: Any, 
     assert said[0] == said[1]
     assert said[0] != said[2]
     assert said[0] != said[3]
-
-
-def test_every_visited_state_has_a_label(serve: Any, chat: Any, tokenizer: Any, expert: Any) -> None:
-    """The expert is asked where the student acted; where it acted itself, that is its label."""
-    gateway = serve(Scripted(lambda prompt: "student's", tokenizer), expert, by_coin)
-    session = gateway.open(TASK)
-    converse(gateway, session, chat, 6)
-    episode = gateway.finish(session, 1.0)
-    asked: list[TeacherTurn] = []
-
-    class Counting:
-        def act(self, turns: Sequence[TeacherTurn], params: SamplingParams) -> Any:
-            asked.extend(turns)
-            return expert.act(turns, params)
-
-    labels = teacher_labels(episode, Counting(), SamplingParams(24), seed=0)
-    assert [label and label.text for label in labels] == [f"expert on {number}" for number in range(6)]
-    states = [turn for turn, who in zip(episode.turns, COIN, strict=True) if who == "student"]
-    assert [(turn.context, turn.observation) for turn in asked] == [(turn.context, turn.observation) for turn in states]
-    assert len({turn.seed for turn in asked}) == len(asked)
-    assert labels[COIN.index("teacher")] == TeacherAction(
-        episode.turns[COIN.index("teacher")].ids, f"expert on {COIN.index('teacher')}"
-    )

@@ -12,9 +12,9 @@ import pytest
 from gateway_parts import BASH, TASK, Scripted, chat_tokenizer, send
 from stacx_core.errors import ConfigError, EngineError
 from stacx_core.rollout.engine import SamplingParams
-from stacx_core.swe.gateway.answering import GatewaySettings
 from stacx_core.swe.gateway.gateway import Gateway
 from stacx_core.swe.gateway.server import SESSION_HEADER
+from stacx_core.swe.gateway.settings import GatewaySettings
 
 USER = {"role": "user", "content": "hi"}
 CALLED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,17 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 def agent(program: Callable[[str], str]) -> str:
     """The command of the harness above."""
     return program(AGENT)
+
+
+@pytest.fixture(scope="session")
+def label_files() -> Callable[[Path], list[list[list[Any]]]]:
+    """The labels that a run of `online_dagger` keeps for replays: rollouts of episodes of labels."""
+
+    def read(folder: Path) -> list[list[list[Any]]]:
+        files = sorted((folder / "labels").iterdir())
+        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+    return read
 
 
 @pytest.fixture(scope="session")

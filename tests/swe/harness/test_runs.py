@@ -62,19 +62,52 @@ def test_a_teacher_takes_turns_behind_the_endpoint(run: Any, metrics: Any, tmp_p
     assert mixed["train/loss"] < taught["train/loss"]
 
 
+def test_every_state_that_was_visited_is_labelled(
+    run: Any, metrics: Any, tokenizer: Any, label_files: Any, tmp_path: Path
+) -> None:
+    """The labels are kept for replays: one for each answer of each run of the harness, whoever gave it."""
+    done = run(
+        *("online_dagger", "--teacher", "harness_experts:solve", "--rollout-max-response-len", "64"),
+        *("--dagger-beta-start", "0.5", "--dagger-beta-end", "0.5", "--dagger-replay", "1"),
+    )
+    assert done.code == 0, done.err
+    log = [json.loads(line) for line in (tmp_path / "run/roll_in.jsonl").read_text().splitlines()]
+    for line, record, episodes in zip(metrics(tmp_path / "run"), log, label_files(tmp_path / "run"), strict=True):
+        assert (record["labels"], record["turns"], record["dropped_labels"], len(episodes)) == (12, 12, 0, 4)
+        visitors = [label["metadata"]["visited_by"] for episode in episodes for label in episode]
+        assert set(visitors) == {"student", "teacher"}
+        assert visitors.count("teacher") / 12 == line["rollout/teacher_turn_frac"]
+        for episode in episodes:
+            assert [set(label["turn_ids"]) for label in episode] == [{0}, {1}, {2}]
+            assert episode[0]["prompt"] == "Write 1 into score.txt."
+            before: list[int] = []
+            for label in episode:
+                wanted = "RUN echo 1 > score.txt && cat score.txt" if label is episode[0] else "RUN true"
+                assert label["response"] == wanted
+                context = label["tokens"][: -label["response_length"]]
+                assert tokenizer.decode(label["tokens"][len(context) :], skip_special_tokens=True) == wanted
+                assert context[: len(before)] == before != context
+                assert label["prompt"] in tokenizer.decode(context[len(before) :])
+                before = context
+
+
 @pytest.mark.parametrize("recipe", ["opd", "mixture_dagger_opd", "mixture_aggrevate_opd"])
 def test_a_model_teaches_behind_the_endpoint(run: Any, metrics: Any, talker: Path, tmp_path: Path, recipe: str) -> None:
     share = {
         "opd": [],
         "mixture_dagger_opd": ["--dagger-beta-start", "0.5"],
-        "mixture_aggrevate_opd": ["--aggrevate-start", "2"],
+        "mixture_aggrevate_opd": ["--aggrevate-start", "2", "--aggrevate-per", "sample"],
     }
     done = run(recipe, "--teacher", "model", "--teacher-load", str(talker), "--num-rollout", "1", *share[recipe])
     assert done.code == 0, done.err
     (line,) = metrics(tmp_path / "run")
     assert all(math.isfinite(value) for value in line.values())
-    assert (line["rollout/outcome_done"], line["rollout/turns_mean"]) == (4, 3)
+    assert line["rollout/turns_mean"] == 3
     assert 0 < line["rollout/loss_tokens"] < line["rollout/response_tokens"]
+    if recipe != "opd":
+        assert 0 < line["rollout/teacher_turn_frac"] < 1
+        assert line["rollout/outcome_mixed"] > 0
+        assert line["rollout/scored_tokens"] > 0
 
 
 def test_held_out_tasks_are_evaluated_by_the_harness(run: Any, metrics: Any, small_tasks: Path, tmp_path: Path) -> None:
@@ -111,8 +144,6 @@ def test_a_checkpoint_is_evaluated_with_the_harness(
         ("second", 1),
     ]
     assert all(line["verdict"] in ("solved", "unsolved") for line in episodes)
-    refused = stacx("eval", small_tasks, "--endpoint", "http://x", "--harness", agent, "--output-dir", tmp_path / "no")
-    assert (refused.code, "run it with --endpoint by itself" in refused.err) == (2, True)
 
 
 def test_ctrl_c_ends_the_harnesses(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stacx_core.errors import ConfigError
+from stacx_core.errors import ConfigError, SandboxError
 from stacx_core.swe.sandboxes import SandboxPool
 from stacx_core.swe.verifying import verify
 
@@ -63,3 +63,28 @@ def test_a_task_that_is_never_possible(provider, make_task):
 
 def test_a_size_that_fits(provider, make_task):
     assert SandboxPool(provider, None, [make_task()]).size >= 1
+
+
+def test_a_closed_pool_ends_what_is_done_in_its_sandboxes(provider, make_task, eventually, running):
+    """One command runs, one environment is being built, one episode waits for a place: none is waited for."""
+    task, slow = make_task(), make_task("slow", dockerfile="FROM x\nRUN sleep 4243.5\n")
+    pool = SandboxPool(provider, 2, [task])
+
+    def episode(task, command):
+        with pool.open(task) as sandbox:
+            sandbox.run(command, 600)
+
+    with ThreadPoolExecutor(3) as threads:
+        two = [threads.submit(episode, task, "sleep 4242.5"), threads.submit(episode, slow, "true")]
+        eventually(lambda: running("sleep", "4242.5") and running("sleep", "4243.5"))
+        third = threads.submit(episode, task, "true")
+        pool.close()
+        errors = [str(future.exception(timeout=20)) for future in (*two, third)]
+    assert "during 'run'" in errors[0]
+    assert errors[1:] == [
+        "the sandbox of slow was ended before it was there",
+        "no sandbox of sum is opened any more",
+    ]
+    assert not running("sleep", "4242.5")
+    with pytest.raises(SandboxError, match="no sandbox of sum is opened any more"), pool.open(task):
+        pass

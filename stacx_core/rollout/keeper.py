@@ -1,11 +1,11 @@
-"""Run a command and leave nothing of it behind: `python -I keeper.py PARENT COMMAND...`.
+"""Run a command and leave nothing of it behind: `python -I keeper.py PARENT [--remove FOLDER] COMMAND...`.
 
-A keeper stands between a run and a server that the run launched. It waits for whichever ends first: the server, the
-run, or its own SIGTERM. Then it kills every process that descends from the server, and removes the server's folder
-of temporary files and the shared memory that these processes had mapped. So a run that is itself killed with
-SIGKILL leaves no server. It imports nothing but the standard library, and needs Linux.
+A keeper stands between a run and a program that the run started: a server, or an agent harness. It waits for whichever
+ends first: the program, the run, or its own SIGTERM. Then it kills every process that descends from the program, and
+removes its temporary files, the shared memory that these processes had mapped, and the named folder. So a run that is
+itself killed with SIGKILL leaves nothing. It imports nothing but the standard library, and needs Linux.
 
-The server is killed rather than asked: SGLang takes up to 5 s to react to SIGTERM, and leaves its shared memory.
+The program is killed rather than asked: SGLang takes up to 5 s to react to SIGTERM, and leaves its shared memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import FrameType
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_SECONDS = 1.0
-"""How often the shared memory is noted: what a server mapped can no longer be told once it is dead."""
+"""How often the shared memory is noted: what a program mapped can no longer be told once it is dead."""
 
 END_SECONDS = 30.0
 """How long processes may take to die: one that waits for a broken device does not."""
@@ -33,40 +33,49 @@ END_SECONDS = 30.0
 SHARED_MEMORY = "/dev/shm/"
 
 
+REMOVE = "--remove"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Run the command until it or the parent ends; return its exit status, 0 when it was this program that ended it."""
+    """Run the command until it or the parent ends; return its exit status, 0 when it was this program that ended it.
+
+    Args:
+        parent: Process id of the run.
+        command: Words of the program, perhaps behind `--remove` and a folder that is removed in the end.
+    """
+    folders = [command[1]] if command[:1] == [REMOVE] else []
+    command = command[2 * len(folders) :]
     for number in STOPS:
         signal.signal(number, _stop)
     control(PR_SET_CHILD_SUBREAPER, 1)
     # Not in the run's folder: the path of a Unix socket must be short.
-    scratch = tempfile.mkdtemp(prefix="stacx-sglang-")
+    scratch = tempfile.mkdtemp(prefix="stacx-kept-")
     mapped: set[str] = set()
-    server = None
+    program = None
     try:
         watched = os.pidfd_open(parent)
         if os.getppid() == parent:
-            server = subprocess.Popen(command, env={**os.environ, "TMPDIR": scratch}, preexec_fn=_die_with_keeper)
-            wait(os.pidfd_open(server.pid), watched, mapped)
+            program = subprocess.Popen(command, env={**os.environ, "TMPDIR": scratch}, preexec_fn=_die_with_keeper)
+            wait(os.pidfd_open(program.pid), watched, mapped)
     except (SystemExit, ProcessLookupError):
         pass  # Told to stop, or the parent is gone already.
     finally:
         _ignore_stops()
-        status = server.poll() if server else None
+        status = program.poll() if program else None
         end_descendants(mapped)
         for path in mapped:
             Path(path).unlink(missing_ok=True)
-        shutil.rmtree(scratch, ignore_errors=True)
+        for folder in (scratch, *folders):
+            shutil.rmtree(folder, ignore_errors=True)
     return status or 0
 
 
-def wait(server: int, parent: int, mapped: set[str]) -> None:
+def wait(program: int, parent: int, mapped: set[str]) -> None:
     """Return when one of the two processes (as pid descriptors) has ended; note shared memory meanwhile."""
     ended: list[int] = []
     while not ended:
-        ended, _, _ = select.select([server, parent], [], [], LOOK_SECONDS)
+        ended, _, _ = select.select([program, parent], [], [], LOOK_SECONDS)
         for process in descendants(os.getpid()):
             mapped |= shared_memory(process)
 

@@ -11,8 +11,8 @@ import click
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """Print one JSON document on standard output; what JSON does not know, such as a date, becomes a text."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def print_title(text: str) -> None:

@@ -99,9 +99,18 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 def named_options(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `NAME[?OPTION=VALUE&...]`; a value is JSON where it can be, else text."""
+    """Name and options of `NAME[?OPTION=VALUE&...]`; a value is JSON where it can be, else text.
+
+    Raises:
+        ConfigError: An option stands there twice.
+    """
     name, _, query = text.partition("?")
-    return name, {key: _value(value) for key, value in parse_qsl(query)}
+    options = dict[str, Any]()
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key in options:
+            raise ConfigError(f"{text!r}: the option {key!r} stands there twice")
+        options[key] = _value(value)
+    return name, options
 
 
 def _value(text: str) -> Any:

@@ -11,6 +11,7 @@ from stacx_core.backends.model import context_length, load_tokenizer
 from stacx_core.knobs import Args
 from stacx_core.rollout.corpus import CorpusWriter, tokenizer_fingerprint
 from stacx_core.rollout.engine import SamplingParams
+from stacx_core.rollout.environments.loading import task_contents
 from stacx_core.rollout.episodes import EpisodeTask, Executor
 from stacx_core.rollout.playground import playground
 from stacx_core.rollout.teachers.loading import load_teacher
@@ -54,7 +55,8 @@ def collect_episodes(
     params = SamplingParams(
         args.rollout_max_response_len, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k
     )
-    settings = {**{name: args.get(name) for name in DECIDES}, "tokenizer": tokenizer_fingerprint(tokenizer)}
+    made_of = {"tasks": task_contents(args.environment), "tokenizer": tokenizer_fingerprint(tokenizer)}
+    settings = {**{name: args.get(name) for name in DECIDES}, **made_of}
     corpus = CorpusWriter(folder, settings)
     taken: dict[int, int] = {}
     ground.tasks.episodes(args, corpus.done, taken)

@@ -7,7 +7,7 @@ from typing import Any
 from stacx_core.data.prompts import PromptStream
 from stacx_core.errors import CheckpointError
 from stacx_core.knobs import Args
-from stacx_core.rollout.environments.loading import has_numbered_tasks
+from stacx_core.rollout.environments.loading import has_numbered_tasks, task_contents
 from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.seeds import sub_seed
 
@@ -33,6 +33,7 @@ def _seed(args: Args, name: str, task: int, lowest: int) -> int:
 
 _ORDER = ("environment", "num_tasks", "seed", "rollout_shuffle")
 """Knobs that the tasks and their order follow from."""
+_CONTENTS = "contents"
 
 
 class TaskStream:
@@ -43,7 +44,7 @@ class TaskStream:
     """
 
     def __init__(self, args: Args) -> None:
-        self._of = {name: getattr(args, name) for name in _ORDER}
+        self._of = {name: getattr(args, name) for name in _ORDER} | {_CONTENTS: task_contents(args.environment)}
         self._taken = 0
         self._passes = self._first_pass()
 
@@ -84,10 +85,11 @@ class TaskStream:
         Raises:
             CheckpointError: The tasks are others, or come in another order.
         """
+        before = {_CONTENTS: "", **state}
         changes = [
-            f"--{name.replace('_', '-')} was {state.get(name)} and is {now}"
+            f"{_called(name)} was {before.get(name)} and is {now}"
             for name, now in self._of.items()
-            if state.get(name) != now
+            if before.get(name) != now
         ]
         if changes:
             raise CheckpointError(
@@ -98,3 +100,7 @@ class TaskStream:
         self._passes = self._first_pass()
         if self._passes is not None:
             self._passes.take(self._taken)
+
+
+def _called(name: str) -> str:
+    return "the hash of the tasks' files" if name == _CONTENTS else f"--{name.replace('_', '-')}"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from stacx_core.errors import StacxError
 from stacx_core.swe.sandboxes.pool import SandboxPool
-from stacx_core.swe.sandboxes.sandbox import SandboxProvider
+from stacx_core.swe.sandboxes.sandbox import CommandResult, SandboxProvider
 from stacx_core.swe.tasks import Task
-from stacx_core.swe.verifying import solve, verify
+from stacx_core.swe.verifying import Verification, solve, verify
 
 FULL_REWARD = 1.0
 
@@ -72,19 +72,31 @@ def _trial(task: Task, pool: SandboxPool) -> Trial:
     rewards: list[float | None] = []
     problems = [] if task.solution else ["it has no solution/solve.sh"]
     for solved in (True, False):
+        who, reward = "oracle" if solved else "empty", None
         try:
-            rewards.append(_reward(task, pool, solved) if task.solution or not solved else None)
+            if task.solution or not solved:
+                solution, verification = _played(task, pool, solved)
+                reward = verification.reward
+                if solved and reward != FULL_REWARD:
+                    problems += [f"{who}: {line}" for line in _why(solution, verification)]
         except (StacxError, OSError) as error:
-            rewards.append(None)
-            problems.append(f"{'oracle' if solved else 'empty'}: {error}")
+            problems.append(f"{who}: {error}")
+        rewards.append(reward)
     return Trial(task.name, rewards[0], rewards[1], time.monotonic() - begun, "\n  ".join(problems))
 
 
-def _reward(task: Task, pool: SandboxPool, solved: bool) -> float:
+def _played(task: Task, pool: SandboxPool, solved: bool) -> tuple[CommandResult | None, Verification]:
     with pool.open(task) as sandbox:
-        if solved:
-            solve(sandbox, task)
-        return verify(sandbox, task).reward
+        return solve(sandbox, task) if solved else None, verify(sandbox, task)
+
+
+def _why(solution: CommandResult | None, verification: Verification) -> list[str]:
+    """The last lines of what the solution said if it failed, and of what the tests said."""
+    said = verification.output.strip().splitlines()[-3:]
+    if solution is not None and solution.exit_code:
+        last = solution.output.strip().splitlines()[-3:]
+        said = [f"solve.sh ended with exit code {solution.exit_code}", *last, *said]
+    return said
 
 
 def _shown(reward: float | None) -> str:

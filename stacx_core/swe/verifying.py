@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from stacx_core.errors import VerificationError
@@ -10,6 +9,8 @@ from stacx_core.swe.sandboxes.sandbox import LOGS, SOLUTION, TESTS, CommandResul
 from stacx_core.swe.tasks import Task
 
 REWARD_FILE = f"{LOGS}/verifier/reward.txt"
+MOST = 1e6
+"""No reward is larger, with either sign: the code that is tested can write any, and one that overflows ends a run."""
 _LONGEST = 64
 
 
@@ -18,7 +19,7 @@ class Verification:
     """What the tests said.
 
     Args:
-        reward: The number that they wrote, finite.
+        reward: The number that they wrote, from ``-MOST`` to ``MOST``.
         output: What they printed.
     """
 
@@ -30,8 +31,8 @@ def verify(sandbox: Sandbox, task: Task) -> Verification:
     """End the agent, run the tests of a task in its sandbox, and read the reward that they wrote.
 
     Raises:
-        VerificationError: The tests took too long or used too much, or wrote something that is no single finite
-            number. This says nothing of the agent's work and is not the same as a reward of 0.
+        VerificationError: The tests took too long or used too much, or wrote something that is no single number from
+            ``-MOST`` to ``MOST``. This says nothing of the agent's work and is not the same as a reward of 0.
         SandboxError: The sandbox is gone.
     """
     sandbox.end_processes()
@@ -77,11 +78,13 @@ def _reward(sandbox: Sandbox, task: Task, result: CommandResult) -> float:
             *_last_lines(result),
         ) from error
     try:
-        reward = float(text)
+        reward = float(text) if text.isascii() and "_" not in text else None
     except ValueError:
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise VerificationError(f"{result_file} must hold one finite number, not {text!r}", *_last_lines(result))
+        reward = None
+    if reward is None or not -MOST <= reward <= MOST:
+        raise VerificationError(
+            f"{result_file} must hold one number from -{MOST:.0f} to {MOST:.0f}, not {text!r}", *_last_lines(result)
+        )
     return reward
 
 

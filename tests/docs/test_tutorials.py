@@ -39,7 +39,7 @@ OTHERS = {
 }
 OF_BENCHMARKS = {"--network", "--seeds", "--tiny"}
 OF_HARNESSES = {"--exit-immediately", "--task", "--yolo"}
-OF_CONTAINERS = {"--chmod", "--chown", "--scope", "--security-opt", "--user"}
+OF_CONTAINERS = {"--chmod", "--chown", "--link", "--scope", "--security-opt", "--user"}
 NOT_OURS = OTHERS | OF_RAY | OF_SGLANG | OF_ROUTERS | OF_BENCHMARKS | OF_HARNESSES | OF_CONTAINERS
 """Options of click, of docs/generate.py, nox, pytest and mypy, and of the example packages, which are not installed."""
 

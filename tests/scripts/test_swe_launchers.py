@@ -235,6 +235,15 @@ def test_the_key_of_a_tracker_is_in_no_command(launch: Launch) -> None:
         ("grpo_4b", {"USE_WANDB": "1"}, "USE_WANDB=1 needs a key: set WANDB_KEY"),
         ("grpo_4b", {"USE_WANDB": "yes"}, "USE_WANDB must be 0 or 1, not 'yes'"),
         ("grpo_4b", {"RUN_TAG": "a/b"}, "RUN_TAG names a folder"),
+        ("grpo_4b", {"RUN_TAG": ".."}, "RUN_TAG names a folder"),
+        ("grpo_4b", {"CACHE_ROOT": ""}, "CACHE_ROOT is empty"),
+        ("grpo_4b", {"CACHE_ROOT": "/proc/nowhere"}, "CACHE_ROOT is '/proc/nowhere', where nothing can be written"),
+        ("grpo_4b", {"HELD_OUT": "nowhere"}, "HELD_OUT is 'nowhere', which is no file"),
+        ("grpo_4b", {"ROLLOUT_BATCH_SIZE": "08"}, "ROLLOUT_BATCH_SIZE must be a whole number, not '08'"),
+        ("grpo_4b", {"N_SAMPLES_PER_PROMPT": "a[$(id)]"}, "N_SAMPLES_PER_PROMPT must be a whole number"),
+        ("opd_4b", {"MAX_SEQUENCE_LEN": "64k"}, "MAX_SEQUENCE_LEN must be a whole number, not '64k'"),
+        ("opd_4b", {"TEACHER_PORT": "http"}, "TEACHER_PORT must be a whole number, not 'http'"),
+        ("dagger_4b", {"TEACHER": EXPERT, "TEACHER_GPUS": "x"}, "TEACHER_GPUS must be a whole number, not 'x'"),
         ("grpo_4b", {"CUDA_VISIBLE_DEVICES": "0,1"}, "are 8 GPUs, but there are 2"),
         ("grpo_4b", {"ROLLOUT_GPUS": "0"}, "no server can generate; name running ones with SGLANG_URL"),
         ("grpo_4b", {"ROLLOUT_GPUS": "4", "SGLANG_URL": "http://x:1"}, "unset one of them"),
@@ -251,6 +260,34 @@ def test_what_contradicts_is_refused(launch: Launch, name: str, variables: dict[
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_without_bubblewrap_nothing_begins(launch: Launch, tmp_path: Path, name: str) -> None:
+    for program in ("bash", "dirname", "cat", "mkdir"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    done = launch(name, SMOKE="1", PATH=str(programs(tmp_path)))
+    assert done.returncode == 2
+    assert "needs bubblewrap, which is not installed: install it (apt install bubblewrap" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_bubblewrap
+def test_any_path_can_name_the_tasks_and_those_held_out(launch: Launch, tmp_path: Path) -> None:
+    tasks, names = tmp_path / "a & b+c %41", tmp_path / "held & out+%41.txt"
+    for name in ("binary-search", "invoice-total"):
+        shutil.copytree(EXAMPLES / name, tasks / name)
+    names.write_text("binary-search\n")
+    given = {"TASKS": str(tasks), "HELD_OUT": str(names), "EVAL_TASKS": "1", "CACHE_ROOT": str(tmp_path / "my cache")}
+    done = launch("grpo_4b", "--dry-run", SMOKE="1", **given)
+    assert done.returncode == 0, done.stderr
+    assert "1 held out; nothing was trained" in done.stdout
+
+
+def test_a_question_mark_in_a_path_is_refused(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "a?b").mkdir()
+    done = launch("grpo_4b", SMOKE="1", TASKS=str(tmp_path / "a?b"))
+    assert (done.returncode, "options begin behind a question mark" in done.stderr) == (2, True)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ launch() {
     choose_tasks "$method"
     DRY_RUN=0
     [[ " $* " != *" --dry-run "* ]] || DRY_RUN=1
+    [ "$PRINT$DRY_RUN" != 00 ] || refuse_surroundings "$method"
     if [ "$SMOKE" = 1 ]; then
         smoke
     else
@@ -101,10 +102,14 @@ refuse_contradictions() {
     for name in SMOKE PRINT USE_WANDB SKIP_EVAL_BEFORE_TRAIN; do
         [[ ${!name} =~ ^[01]$ ]] || refuse "$name must be 0 or 1, not '${!name}'"
     done
-    for name in STUDENT_GPUS TENSOR_PARALLEL ROLLOUT_GPUS ROLLOUT_BATCH_SIZE GLOBAL_BATCH_SIZE EVAL_TASKS; do
-        [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name must be a whole number, not '${!name}'"
+    for name in STUDENT_GPUS TENSOR_PARALLEL ROLLOUT_GPUS TEACHER_GPUS TEACHER_PORT ROLLOUT_BATCH_SIZE \
+        GLOBAL_BATCH_SIZE N_SAMPLES_PER_PROMPT MAX_SEQUENCE_LEN EVAL_TASKS; do
+        # Without zeros in front, which make octal numbers for bash; those of other launchers are unset.
+        [[ ${!name-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || refuse "$name must be a whole number, not '${!name}'"
     done
-    [[ $RUN_TAG =~ ^[A-Za-z0-9_.-]+$ ]] || refuse "RUN_TAG names a folder: it may have letters, digits and _.- only"
+    [[ $RUN_TAG =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] || refuse "RUN_TAG names a folder: it may have letters, digits" \
+        "and _.- only, and begins with a letter, a digit or _"
+    [ -n "$CACHE_ROOT" ] || refuse "CACHE_ROOT is empty: name a folder for runs and corpora"
     [ "$STUDENT_GPUS" -eq "$TENSOR_PARALLEL" ] || refuse "STUDENT_GPUS is $STUDENT_GPUS and TENSOR_PARALLEL is" \
         "$TENSOR_PARALLEL: the student is one model shared by all its GPUs, so set both to the same number"
     local episodes=$((ROLLOUT_BATCH_SIZE * ${N_SAMPLES_PER_PROMPT:-1}))
@@ -112,6 +117,8 @@ refuse_contradictions() {
         "$episodes episodes; lower it, or raise ROLLOUT_BATCH_SIZE"
     [ -n "$TASKS" ] || refuse "TASKS is not set: name a folder of tasks, or try the launcher with SMOKE=1"
     [ -d "$TASKS" ] || refuse "TASKS is '$TASKS', which is no folder"
+    [[ $TASKS != *[?]* ]] || refuse "TASKS is '$TASKS', but options begin behind a question mark; rename the folder"
+    [ -z "$HELD_OUT" ] || [ -f "$HELD_OUT" ] || refuse "HELD_OUT is '$HELD_OUT', which is no file"
     if [ "$EVAL_TASKS" -eq 0 ]; then
         for name in EVAL_INTERVAL EVAL_TEMPERATURE SKIP_EVAL_BEFORE_TRAIN; do
             [ -z "${given[$name]:-}" ] || refuse "$name has no effect with EVAL_TASKS=0; unset one of them"
@@ -132,6 +139,17 @@ refuse_contradictions() {
     [ "$1" = grpo ] || refuse_teacher
 }
 
+# refuse_surroundings METHOD: what would only be noticed after minutes.
+refuse_surroundings() {
+    if [ "$SANDBOX" = bubblewrap ] && ! { [ "$1$EVAL_TASKS" = sft0 ] && is_collected; }; then
+        command -v bwrap >/dev/null || refuse "SANDBOX=bubblewrap needs bubblewrap, which is not installed: install it" \
+            "(apt install bubblewrap, dnf install bubblewrap), or choose another SANDBOX"
+    fi
+    command -v stacx >/dev/null || refuse "the command stacx is not installed, or its environment is not active"
+    mkdir -p "$CACHE_ROOT" 2>/dev/null && [ -w "$CACHE_ROOT" ] || refuse "CACHE_ROOT is '$CACHE_ROOT', where nothing" \
+        "can be written"
+}
+
 refuse_teacher() {
     if [ "$TEACHER" != sglang ] && [ -n "$TEACHER_URL" ]; then
         refuse "TEACHER_URL has servers of TEACHER=sglang, but TEACHER is '$TEACHER'; unset one of them"
@@ -142,7 +160,6 @@ refuse_teacher() {
     if [ "$TEACHER" != sglang ] || [ -n "$TEACHER_URL" ] || is_collected; then
         TEACHER_GPUS=0
     fi
-    [[ $TEACHER_GPUS =~ ^[0-9]+$ ]] || refuse "TEACHER_GPUS must be a whole number, not '$TEACHER_GPUS'"
     if [ "$TEACHER" = sglang ] && [ -z "$TEACHER_URL" ] && [ "$TEACHER_GPUS" -eq 0 ] && ! is_collected; then
         refuse "TEACHER_GPUS is 0, so that no server can be started; name a running one with TEACHER_URL"
     fi
@@ -177,7 +194,7 @@ choose_recipe() {
 choose_tasks() {
     local options="sandbox=$SANDBOX"
     [ -z "$SANDBOXES" ] || options+="&pool=$SANDBOXES"
-    [ -z "$HELD_OUT" ] || options+="&held_out=$HELD_OUT"
+    [ -z "$HELD_OUT" ] || options+="&held_out=$(encoded "$HELD_OUT")"
     play+=(--environment "harbor:$TASKS?$options")
     if [ "$EVAL_TASKS" -gt 0 ]; then
         flags+=(--eval-tasks "$EVAL_TASKS" "${evaluation[@]}")
@@ -192,6 +209,13 @@ choose_tasks() {
         export WANDB_API_KEY=${WANDB_KEY:-$WANDB_API_KEY}
         flags+=(--wandb-mode online --wandb-name "$RUN_TAG")
     fi
+}
+
+# encoded TEXT: as the value of an option behind a question mark.
+encoded() {
+    local text=${1//%/%25}
+    text=${text//&/%26}
+    echo "${text//+/%2B}"
 }
 
 # smoke: one process on a CPU with the embedded engine, and tiny models that are made first.

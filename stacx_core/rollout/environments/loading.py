@@ -16,6 +16,19 @@ def has_numbered_tasks(reference: str | None) -> bool:
     return reference is not None and reference.startswith(f"{_HARBOR}:")
 
 
+def task_contents(reference: str | None) -> str:
+    """A hash of the files that the tasks of these environments are made of, "" where they are made of none.
+
+    Raises:
+        DataError: The tasks of the folder cannot be used.
+    """
+    if reference is None or not has_numbered_tasks(reference):
+        return ""
+    from stacx_core.swe.agent.harbor import harbor_contents
+
+    return harbor_contents(reference.partition(":")[2])
+
+
 def load_environment(reference: str) -> MakeEnvironment:
     """What makes the environments called ``reference``.
 

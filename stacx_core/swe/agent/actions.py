@@ -30,7 +30,8 @@ def command_of(action: str) -> str:
     """
     blocks: list[str] = []
     fence, language, inside = "", "", list[str]()
-    for line in action.rpartition("</think>")[2].splitlines():
+    # Only these end lines: everything else can stand in a file that is written.
+    for line in action.rpartition("</think>")[2].replace("\r\n", "\n").split("\n"):
         if not fence:
             if found := _FENCE.fullmatch(line):
                 fence, language, inside = found[1], found[2].strip(), []

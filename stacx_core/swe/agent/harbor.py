@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from stacx_core.data.sources import named_options
 from stacx_core.errors import ConfigError, DataError, nearest
 from stacx_core.swe.agent.bash_agent import AgentSettings, BashAgent
 from stacx_core.swe.sandboxes import SandboxPool, SandboxProvider, sandbox_provider
-from stacx_core.swe.tasks import Task, read_tasks
+from stacx_core.swe.tasks import Task, read_tasks, tasks_fingerprint
+from stacx_core.swe.tasks.task_file import read_text
 
 HELD_OUT = "held_out.txt"
 """File of a folder of tasks that has the names of those not to train on."""
 DEFAULTS = AgentSettings()
+_LARGEST = 1e9
 _SLACK = 60.0
 """Seconds that a call may take for what no limit of the task covers, such as copying files."""
 
@@ -77,9 +79,10 @@ class HarborTasks:
         """
         tasks = self._tasks[seed % 2]
         if not tasks:
-            kind = "held-out" if seed % 2 else "training"
+            if seed % 2 == 0:
+                raise DataError(f"{self._name} has no training tasks: all are held out")
             raise DataError(
-                f"{self._name} has no {kind} tasks",
+                f"{self._name} has no held-out tasks",
                 f"write the names of the tasks that are held out into {self._name}/{HELD_OUT}, one a line, or name "
                 "such a file as in harbor:FOLDER?held_out=FILE",
             )
@@ -101,15 +104,31 @@ def harbor_tasks(text: str) -> HarborTasks:
     known = {"sandbox": str, "pool": int, "held_out": str, **_SETTINGS}
     for option, value in options.items():
         _check(option, value, known, where)
-    names = Path(options.get("held_out", Path(folder, HELD_OUT)))
-    tasks = read_tasks(folder)
-    held_out = named_tasks(tasks, names) if "held_out" in options or names.is_file() else []
+    training, held_out = _parted(folder, options)
+    tasks = [*training, *held_out]
     provider = sandbox_provider(options.get("sandbox", "bubblewrap"))
     for task in tasks:
         provider.check(task)
     settings = AgentSettings(**{name: value for name, value in options.items() if name in _SETTINGS})
-    training = [task for task in tasks if task not in held_out]
     return HarborTasks(training, held_out, provider, options.get("pool"), settings, folder)
+
+
+def harbor_contents(text: str) -> str:
+    """A hash of the files of the tasks of ``FOLDER[?OPTION=VALUE&...]``, and of which are held out.
+
+    Raises:
+        DataError: The folder has no tasks, or one is malformed, or the file names one that is not there.
+    """
+    return ".".join(map(tasks_fingerprint, _parted(*named_options(text))))
+
+
+def _parted(folder: str, options: Mapping[str, Any]) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on and those that are held out."""
+    names = Path(options.get("held_out", Path(folder, HELD_OUT)))
+    tasks = read_tasks(folder)
+    held_out = named_tasks(tasks, names) if "held_out" in options or names.is_file() else []
+    apart = {task.name for task in held_out}
+    return [task for task in tasks if task.name not in apart], held_out
 
 
 def named_tasks(tasks: Iterable[Task], names: Path) -> list[Task]:
@@ -123,12 +142,8 @@ def named_tasks(tasks: Iterable[Task], names: Path) -> list[Task]:
         DataError: The file cannot be read, is empty, or names a task that is not there, or one twice.
     """
     by_name = {task.name: task for task in tasks}
-    try:
-        lines = [line.strip() for line in names.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the names of tasks in {names} cannot be read: {error}") from error
     found: dict[str, Task] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(map(str.strip, read_text(names).split("\n")), start=1):
         if not line or line.startswith("#"):
             continue
         if line not in by_name:
@@ -150,6 +165,6 @@ def _check(option: str, value: Any, known: dict[str, type], where: str) -> None:
                           f"{', '.join(known)}")  # fmt: skip
     kind = known[option]
     right = type(value) is kind or (kind is float and type(value) is int)
-    if not right or (kind in (int, float) and value <= 0):
-        wanted = {bool: "true or false", str: "a text"}.get(kind, "a number above 0")
+    if not right or (kind in (int, float) and not 0 < value < _LARGEST):
+        wanted = {bool: "true or false", str: "a text"}.get(kind, f"a number above 0 and below {_LARGEST:.0e}")
         raise ConfigError(f"{where}: {option} must be {wanted}, not {value!r}")

@@ -14,12 +14,12 @@ from stacx_core.rollout.episodes import EpisodeTask
 from stacx_core.swe.agent.bash_agent import AgentSettings
 from stacx_core.swe.agent.harbor import HarborTasks, named_tasks
 from stacx_core.swe.evaluation.endpoint import Endpoint
-from stacx_core.swe.evaluation.journal import Journal, tasks_fingerprint
+from stacx_core.swe.evaluation.journal import Journal
 from stacx_core.swe.evaluation.players import CheckpointPlayer, EndpointPlayer, HarnessPlayer, Player
 from stacx_core.swe.evaluation.summary import Summary, summarize
 from stacx_core.swe.evaluation.trajectory import Trajectory
 from stacx_core.swe.sandboxes import sandbox_provider
-from stacx_core.swe.tasks import Task, read_tasks
+from stacx_core.swe.tasks import Task, read_tasks, tasks_fingerprint
 
 SUMMARY, TASKS = "summary.json", "tasks.jsonl"
 DECIDES = ("endpoint", "harness", "harness_timeout", "dtype", "apply_chat_template", "max_sequence_len", "max_turns",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from stacx_core.errors import ConfigError, DataError
 from stacx_core.swe.evaluation.trajectory import Trajectory
-from stacx_core.swe.tasks import Task
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
 
@@ -67,18 +65,6 @@ def read_episodes(file: Path) -> list[Trajectory]:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}, line {number}: no episode of an evaluation: {error!r}") from error
     return found
-
-
-def tasks_fingerprint(tasks: Iterable[Task]) -> str:
-    """16 hex digits of a hash of the names of tasks and of every file of theirs but the solution's."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(json.dumps(task.name).encode())
-        for path in sorted(task.folder.rglob("*")):
-            name = path.relative_to(task.folder).as_posix()
-            if path.is_file() and not name.startswith("solution/") and "__pycache__" not in path.parts:
-                digest.update(json.dumps([name, hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
-    return digest.hexdigest()[:16]
 
 
 def _place(trajectory: Trajectory) -> tuple[str, int]:

@@ -17,20 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from stacx_core.errors import SandboxError
+from stacx_core.swe.sandboxes.dockerfile import SYSTEM_ENV
 from stacx_core.swe.sandboxes.layers import folder_archive
 from stacx_core.swe.sandboxes.sandbox import OUTPUT_LIMIT, CommandResult, command_result
 from stacx_core.swe.sandboxes.supervisor import read_body, read_chunk, write_message
 
 PATIENCE = 60.0
 """Seconds beyond a request's own time after which a sandbox that does not answer is given up."""
-HOME = "/home/agent"
-_BASE_ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": HOME,
-    "USER": "agent",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-}
 
 
 class BubblewrapSandbox:
@@ -56,7 +49,7 @@ class BubblewrapSandbox:
     ) -> None:
         self.workdir = workdir
         self._process, self._name, self._released = process, name, released
-        self._env, self._rlimits = {**_BASE_ENV, **env}, dict(rlimits)
+        self._env, self._rlimits = {**SYSTEM_ENV, **env}, dict(rlimits)
 
     def run(self, command: str, timeout: float, env: Mapping[str, str] | None = None) -> CommandResult:
         """See ``Sandbox``."""
@@ -105,7 +98,7 @@ class BubblewrapSandbox:
 
     def empty(self, *folders: str) -> None:
         """See ``Sandbox``."""
-        self._ask({"do": "empty", "paths": folders, "env": _BASE_ENV})
+        self._ask({"do": "empty", "paths": folders, "env": SYSTEM_ENV})
 
     def close(self) -> None:
         """See ``Sandbox``."""
@@ -155,7 +148,8 @@ class BubblewrapSandbox:
         finally:
             backstop.cancel()
         if "errno" in answer:
-            raise OSError(answer["errno"], answer["message"], request.get("path"))
+            place = answer["path"] if isinstance(answer["path"], str) else request.get("path")
+            raise OSError(answer["errno"], answer["message"], place)
         return answer, b"".join(pieces)
 
     def _lost(self, doing: str) -> SandboxError:

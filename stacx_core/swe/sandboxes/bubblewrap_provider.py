@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
+import shlex
 import shutil
 import subprocess
+import textwrap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +17,14 @@ from pathlib import Path
 
 from stacx_core.errors import ConfigError, DataError, SandboxError
 from stacx_core.swe.sandboxes import supervisor
-from stacx_core.swe.sandboxes.bubblewrap import HOME, BubblewrapSandbox
-from stacx_core.swe.sandboxes.dockerfile import Recipe, Run
+from stacx_core.swe.sandboxes.bubblewrap import BubblewrapSandbox
+from stacx_core.swe.sandboxes.dockerfile import HOME, Recipe, Run
 from stacx_core.swe.sandboxes.layers import (
     Layer,
     content_hash,
     environment_layers,
     environment_recipe,
-    text_archive,
+    folders_archive,
 )
 from stacx_core.swe.sandboxes.machine import machine_memory, processors
 from stacx_core.swe.sandboxes.sandbox import LOGS, TESTS
@@ -29,6 +32,11 @@ from stacx_core.swe.sandboxes.seccomp import seccomp_program
 from stacx_core.swe.tasks import Task
 
 MIB = 1 << 20
+_READABLE = (
+    "find / -xdev -type d ! -perm -700 -exec chmod u+rwx {} ';'; "
+    "find / -xdev -type f ! -perm -600 -exec chmod u+rw {} +"
+)
+"""Whoever the sandbox runs as can read and change what a build made, as it can what was copied."""
 MAX_PROCESSES = 128
 """Processes and threads of a sandbox."""
 MAX_FILES = 100_000
@@ -39,12 +47,13 @@ _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
         "os-release", "protocols", "services", "ssl/certs", "pki/tls/certs")  # fmt: skip
 _ACCOUNTS = {
-    "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n",
-    "etc/group": "root:x:0:\nagent:x:1000:\n",
-    "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "/etc/passwd": f"root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n",
+    "/etc/group": "root:x:0:\nagent:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _FOLDERS = ("tmp", "var/tmp", "run", HOME)
-_READ_ONLY = ("/usr", "/proc", "/dev", *(f"/{name}" for name in _SYSTEM))
+_EMPTIED = (TESTS, LOGS)
+_READ_ONLY = ("/usr", "/proc", "/dev", "/etc", *(f"/{name}" for name in _SYSTEM))
 
 
 class BubblewrapProvider:
@@ -70,16 +79,29 @@ class BubblewrapProvider:
         """See ``SandboxProvider``."""
         recipe = environment_recipe(task)
         layers = environment_layers(task, recipe)
-        self._refuse_read_only(task, recipe)
-        if any(isinstance(layer, Run) for layer in layers):
-            layers = [self._built(task, layers)]
-        return self._opened(task, recipe, layers)
+        self._refuse_places(task, recipe)
+        if not any(isinstance(layer, Run) for layer in layers):
+            return self._opened(task, recipe, layers)
+        file = self._cache / f"{content_hash(layers)}.tar"
+        built = self._built(task, layers, file)
+        try:
+            return self._opened(task, recipe, [built])
+        except SandboxError as error:
+            raise SandboxError(
+                error.message, *error.hints, f"if {file} is damaged, delete it to make it anew"
+            ) from error
 
     def check(self, task: Task) -> None:
         """See ``SandboxProvider``."""
         recipe = environment_recipe(task)
-        environment_layers(task, recipe)
-        self._refuse_read_only(task, recipe)
+        layers = environment_layers(task, recipe)
+        self._refuse_places(task, recipe)
+        size = sum(len(layer) for layer in layers if isinstance(layer, bytes))
+        if size > task.limits.storage_mb * MIB:
+            raise DataError(
+                f"{task.folder / 'task.toml'}: storage_mb {task.limits.storage_mb} is less than the "
+                f"{math.ceil(size / MIB)} MiB that the environment copies in"
+            )
         if self.capacity(task) < 1:
             limits = task.limits
             raise DataError(
@@ -92,30 +114,38 @@ class BubblewrapProvider:
         fixed = _SHARED_MEMORY + _LOGS_SIZE + _tests_size(task)
         return machine_memory() // ((task.limits.memory_mb + task.limits.storage_mb) * MIB + fixed)
 
-    def _refuse_read_only(self, task: Task, recipe: Recipe) -> None:
-        places = [recipe.workdir, *(step.target for step in recipe.steps if not isinstance(step, Run))]
-        for place in places:
-            if any(place == top or place.startswith(f"{top}/") for top in (*_READ_ONLY, *self._read_only)):
-                raise DataError(
-                    f"{task.environment / 'Dockerfile'}: {place} lies in the host's own system, which a bubblewrap "
-                    "sandbox sees read-only",
-                    "use a folder such as /app",
-                )
+    def _refuse_places(self, task: Task, recipe: Recipe) -> None:
+        kinds = {
+            "in the host's own system, which a bubblewrap sandbox sees read-only": (*_READ_ONLY, *self._read_only),
+            "where everything is taken away before the tests": _EMPTIED,
+        }
+        for place in [recipe.workdir, *(step.target for step in recipe.steps if not isinstance(step, Run))]:
+            for kind, tops in kinds.items():
+                if any(place == top or place.startswith(f"{top}/") for top in tops):
+                    raise DataError(
+                        f"{task.environment / 'Dockerfile'}: {place} lies {kind}", "use a folder such as /app"
+                    )
 
-    def _built(self, task: Task, layers: list[Layer]) -> bytes:
+    def _built(self, task: Task, layers: list[Layer], file: Path) -> bytes:
         """The archive of an environment whose commands have run; made once."""
-        file = self._cache / f"{content_hash(layers)}.tar"
-        with self._building:
-            if not file.is_file():
-                self._cache.mkdir(parents=True, exist_ok=True)
-                self._build(task, layers, file)
-        return file.read_bytes()
+        try:
+            with self._building:
+                if not file.is_file():
+                    self._cache.mkdir(parents=True, exist_ok=True)
+                    self._build(task, layers, file)
+            return file.read_bytes()
+        except OSError as error:
+            raise SandboxError(
+                f"the environment of {task.name} cannot be kept in {self._cache}: {error.strerror}",
+                "set XDG_CACHE_HOME to a folder that can be written",
+            ) from error
 
     def _build(self, task: Task, layers: list[Layer], file: Path) -> None:
         sandbox = self._opened(task, Recipe(), layers)
         part = file.with_suffix(f".{os.getpid()}.part")
         try:
             sandbox.end_processes()
+            sandbox.run_in("/", _READABLE, task.limits.build_timeout)
             with part.open("wb") as stream:
                 sandbox.pack(stream)
             part.rename(file)
@@ -134,13 +164,14 @@ class BubblewrapProvider:
         limits = _rlimits(task)
         sandbox = BubblewrapSandbox(process, task.name, recipe.workdir, env, limits, lambda: self._used.discard(slot))
         try:
-            sandbox.unpack(text_archive(_ACCOUNTS, (*_FOLDERS, recipe.workdir)))
+            sandbox.unpack(folders_archive((*_FOLDERS, recipe.workdir)))
             for layer in layers:
                 _apply(sandbox, layer, task)
         except BaseException as error:
             sandbox.close()
             if isinstance(error, OSError):
-                raise SandboxError(f"the environment of {task.name} cannot be made: {error}") from error
+                hint = ("end the target of COPY with / where it is a folder",) * isinstance(error, IsADirectoryError)
+                raise SandboxError(f"the environment of {task.name} cannot be made: {error}", *hint) from error
             raise
         return sandbox
 
@@ -153,24 +184,24 @@ class BubblewrapProvider:
     def _start(self, task: Task, slot: int) -> subprocess.Popen[bytes]:
         """Start bubblewrap; runs in the thread that starts them all, whose processors the sandbox inherits."""
         os.sched_setaffinity(0, _processors(task.limits.cpus, slot))
-        reader, writer = os.pipe()
-        os.write(writer, self._filter)
-        os.close(writer)
+        filtered, *accounts = readers = [_piped(data) for data in (self._filter, *map(str.encode, _ACCOUNTS.values()))]
+        files = [str(word) for pair in zip(accounts, _ACCOUNTS, strict=True) for word in ("--ro-bind-data", *pair)]
         user = _FIRST_UID + slot % _UIDS if os.geteuid() == 0 else None
         try:
             return subprocess.Popen(
-                [*bubblewrap_arguments(self._program, task, self._read_only), "--seccomp", str(reader), "--",
-                 self._python, "-I", "-S", "-c", _supervisor_text(), _settings(task)],
+                [*bubblewrap_arguments(self._program, task, self._read_only), *files, "--remount-ro", "/etc",
+                 "--seccomp", str(filtered), "--", self._python, "-I", "-S", "-c", _supervisor_text(), _settings(task)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                cwd="/", env={}, pass_fds=(reader,), start_new_session=True,
+                cwd="/", env={}, pass_fds=readers, start_new_session=True,
                 user=user, group=user, extra_groups=None if user is None else (),
             )  # fmt: skip
         finally:
-            os.close(reader)
+            for reader in readers:
+                os.close(reader)
 
 
 def bubblewrap_arguments(program: str, task: Task, read_only: Sequence[str] = ()) -> list[str]:
-    """The command line of bubblewrap, up to its filter and the command.
+    """The command line of bubblewrap, up to the files of its own in ``/etc``, its filter and the command.
 
     Args:
         program: Path of bubblewrap.
@@ -182,17 +213,24 @@ def bubblewrap_arguments(program: str, task: Task, read_only: Sequence[str] = ()
     arguments += _sized("/", task.limits.storage_mb * MIB)
     arguments += ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
-        place = Path("/", name)
-        if place.is_symlink():
-            arguments += ["--symlink", os.readlink(place), str(place)]
-        elif place.is_dir():
+        # Mounts, where the host has links: a link in a folder of the agent could be replaced, and bash with it.
+        if (place := Path("/", name)).is_dir():
             arguments += ["--ro-bind", str(place), str(place)]
+    arguments += _sized("/etc", MIB)
     for name in _ETC:
         arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for folder in read_only:
         arguments += ["--ro-bind", folder, folder]
     arguments += ["--proc", "/proc", "--dev", "/dev", *_sized("/dev/shm", _SHARED_MEMORY), "--remount-ro", "/dev"]
     return [*arguments, *_sized(TESTS, _tests_size(task)), *_sized(LOGS, _LOGS_SIZE), "--chdir", "/"]
+
+
+def _piped(data: bytes) -> int:
+    """A descriptor from which some data can be read that fits into a pipe."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    return reader
 
 
 def _sized(folder: str, size: int) -> list[str]:
@@ -207,11 +245,11 @@ def _apply(sandbox: BubblewrapSandbox, layer: Layer, task: Task) -> None:
     if isinstance(layer, bytes):
         sandbox.unpack(layer)
         return
-    sandbox.run_in("/", f"mkdir -p '{layer.cwd}'", task.limits.build_timeout)
+    sandbox.run_in("/", f"mkdir -p {shlex.quote(layer.cwd)}", task.limits.build_timeout)
     result = sandbox.run_in(layer.cwd, layer.command, task.limits.build_timeout, layer.env)
     if result.exit_code or result.timed_out:
         raise SandboxError(
-            f"the environment of {task.name} cannot be made: RUN {layer.command} "
+            f"the environment of {task.name} cannot be made: RUN {textwrap.shorten(layer.command, 200)} "
             + ("took too long" if result.timed_out else f"ended with exit code {result.exit_code}"),
             *result.output.strip().splitlines()[-3:],
             "a bubblewrap sandbox has no network and sees the host's /usr read-only",
@@ -246,7 +284,7 @@ def _settings(task: Task) -> str:
 def _processors(count: int, slot: int) -> set[int]:
     """Which processors a sandbox runs on; neighbours get different ones as far as there are some."""
     mine = processors()
-    return {mine[(slot * count + number) % len(mine)] for number in range(count)}
+    return {mine[(slot * count + number) % len(mine)] for number in range(min(count, len(mine)))}
 
 
 def _programs() -> tuple[str, str]:

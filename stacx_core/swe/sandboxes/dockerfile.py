@@ -11,10 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stacx_core.errors import DataError
+from stacx_core.swe.sandboxes.docker_words import one_word, split_words
+from stacx_core.swe.tasks.task_file import is_variable, read_text
 
 IGNORED = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 SUPPORTED = ("FROM", "WORKDIR", "COPY", "ADD", "ENV", "ARG", "RUN")
-_VARIABLE = re.compile(r"\\\$|\$(\w+)|\$\{(\w+)(?::-([^}]*))?\}")
+HOME = "/home/agent"
+SYSTEM_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": HOME,
+    "USER": "agent",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+"""Variables of this machine's system, in the place of those of an image."""
+_GOES_ON = re.compile(r"(?:^|(?<=[^\\]))\\[ \t]*$")
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?['\"]?[A-Za-z_]")
+_ESCAPE = re.compile(r"#\s*escape\s*=\s*(\S)")
+_FLAG = re.compile(r"--(\S+?)(?:=(\S*))?\s+")
 
 
 @dataclass(frozen=True)
@@ -69,16 +83,18 @@ def read_dockerfile(file: Path) -> Recipe:
 def _instructions(file: Path) -> Iterator[tuple[int, str]]:
     """Line number and text of each instruction, its continuation lines joined."""
     begun, parts = 0, list[str]()
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.lstrip().startswith("#") or (not line.strip() and not parts):
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        if begun == 0 and (found := _ESCAPE.fullmatch(line.strip())) and found[1] != "\\":
+            raise DataError(f"{file}:{number}: the bubblewrap sandbox knows no escape but \\")
+        if line.lstrip().startswith("#") or not line.strip():
             continue
         begun = begun if parts else number
-        parts.append(line.rstrip().removesuffix("\\"))
-        if not line.rstrip().endswith("\\"):
-            yield begun, " ".join(parts).strip()
+        parts.append(_GOES_ON.sub("", line))
+        if parts[-1] == line:
+            yield begun, "".join(parts).strip()
             parts = []
     if parts:
-        yield begun, " ".join(parts).strip()
+        yield begun, "".join(parts).strip()
 
 
 class _Reader:
@@ -90,15 +106,20 @@ class _Reader:
 
     def take(self, line: int, text: str) -> None:
         """Follow an instruction."""
-        name, _, rest = text.partition(" ")
-        name, rest = name.upper(), rest.strip()
+        name, *after = text.split(None, 1)
+        name, rest = name.upper(), "".join(after)
         if name in IGNORED:
             return
         if name not in SUPPORTED:
             raise self._refusal(line, name, f"it follows {', '.join(SUPPORTED)} and ignores {', '.join(IGNORED)}")
-        if "<<" in rest and name in ("RUN", "COPY", "ADD") and re.search(r"<<-?['\"]?\w", rest):
+        if name in ("RUN", "COPY", "ADD") and _HERE_DOCUMENT.search(rest):
             raise self._refusal(line, f"{name} with a here-document", "put the text into a file and COPY it")
-        getattr(self, f"_{name.lower()}")(line, rest)
+        try:
+            getattr(self, f"_{name.lower()}")(line, rest)
+        except ValueError as error:
+            if isinstance(error, DataError):
+                raise
+            raise self._refusal(line, f"{name} {rest}", str(error)) from error
 
     def _from(self, line: int, _: str) -> None:
         self._images += 1
@@ -106,41 +127,45 @@ class _Reader:
             raise self._refusal(line, "a second FROM", "an environment has one stage")
 
     def _workdir(self, line: int, rest: str) -> None:
-        folder = self._absolute(self._filled(rest))
-        self.recipe = replace(self.recipe, workdir=folder)
+        folder = one_word(rest, self._known)
+        if not folder:
+            raise self._refusal(line, f"WORKDIR {rest}".strip(), "it names no folder")
+        self.recipe = replace(self.recipe, workdir=self._absolute(folder))
 
     def _env(self, line: int, rest: str) -> None:
-        words = shlex.split(rest)
-        if words and "=" not in words[0]:
-            words = [f"{words[0]}={rest.partition(' ')[2].strip()}"]
+        name, *value = rest.split(None, 1) or [""]
+        words = split_words(rest, self._known) if "=" in name else [f"{name}={one_word(''.join(value), self._known)}"]
         given = dict(word.partition("=")[::2] for word in words)
-        self.recipe = replace(self.recipe, env={**self.recipe.env, **{k: self._filled(v) for k, v in given.items()}})
+        if wrong := [name for name in given if not is_variable(name)]:
+            raise self._refusal(line, f"ENV {rest}", f"{wrong[0]!r} is no name of a variable")
+        self.recipe = replace(self.recipe, env={**self.recipe.env, **given})
 
     def _arg(self, line: int, rest: str) -> None:
-        for word in shlex.split(rest):
-            name, _, value = word.partition("=")
-            self._arguments[name] = self._filled(value)
+        for word in split_words(rest, self._known):
+            name, given, value = word.partition("=")
+            if not is_variable(name):
+                raise self._refusal(line, f"ARG {rest}", f"{name!r} is no name of a variable")
+            # Without a value it is what it was before FROM.
+            self._arguments[name] = value if given else self._arguments.get(name, "")
 
     def _run(self, line: int, rest: str) -> None:
         if rest.startswith("--"):
             raise self._refusal(line, f"RUN {rest.split()[0]}", "RUN takes no flags here")
-        if rest.startswith("["):
-            rest = shlex.join(self._list(line, "RUN", rest))
+        if (words := self._list(line, "RUN", rest)) is not None:
+            rest = shlex.join(words)
         step = Run(rest, self.recipe.workdir, {**self._arguments, **self.recipe.env})
         self.recipe = replace(self.recipe, steps=(*self.recipe.steps, step))
 
     def _copy(self, line: int, rest: str, name: str = "COPY") -> None:
-        words, mode = rest.split(" "), None
-        words = [word for word in words if word]
-        while words and words[0].startswith("--"):
-            flag, _, value = words.pop(0).partition("=")
-            if flag == "--chmod" and re.fullmatch("[0-7]{3,4}", value):
-                mode = int(value, 8)
-            elif flag != "--chown":  # there is one user in a sandbox
-                raise self._refusal(line, f"{name} {flag}={value}", "it takes --chmod=MODE and --chown")
-        rest = " ".join(words)
-        words = self._list(line, name, rest) if rest.startswith("[") else shlex.split(rest)
-        words = [self._filled(word) for word in words]
+        mode = None
+        while found := _FLAG.match(rest):
+            rest = rest[found.end() :]
+            if found[1] == "chmod" and re.fullmatch("[0-7]{3,4}", found[2] or ""):
+                mode = int(found[2], 8)
+            elif found[1] not in ("chown", "link"):  # there is one user in a sandbox, and nothing to link to
+                raise self._refusal(line, f"{name} {found[0].strip()}", "it takes --chmod=MODE, --chown and --link")
+        listed = self._list(line, name, rest)
+        words = split_words(rest, self._known) if listed is None else [one_word(word, self._known) for word in listed]
         if len(words) < 2:
             raise self._refusal(line, f"{name} {rest!r}", "it names at least one source and a target")
         *sources, target = words
@@ -157,12 +182,13 @@ class _Reader:
             raise self._refusal(line, f"ADD of the archive {archives[0]}", "put the files in and COPY them")
         self._copy(line, rest, "ADD")
 
-    def _list(self, line: int, name: str, text: str) -> list[str]:
+    def _list(self, line: int, name: str, text: str) -> list[str] | None:
+        """The list of a text that is one; else it is for the shell."""
         try:
-            words = json.loads(text)
-        except json.JSONDecodeError:
+            words = json.loads(text) if text.startswith("[") else None
+        except ValueError:
             words = None
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        if words is not None and not all(isinstance(word, str) for word in words):
             raise self._refusal(line, f"{name} {text}", 'a list is written as JSON, such as ["a", "b"]')
         return words
 
@@ -170,14 +196,9 @@ class _Reader:
         # POSIX keeps two slashes at the beginning of a path.
         return "/" + posixpath.normpath(posixpath.join(self.recipe.workdir, path)).lstrip("/")
 
-    def _filled(self, text: str) -> str:
-        known = {**self._arguments, **self.recipe.env}
-
-        def value(found: re.Match[str]) -> str:
-            name = found[1] or found[2]
-            return known.get(name) or found[3] or "" if name else "$"
-
-        return _VARIABLE.sub(value, text)
+    @property
+    def _known(self) -> dict[str, str]:
+        return {**SYSTEM_ENV, **self._arguments, **self.recipe.env}
 
     def _refusal(self, line: int, what: str, hint: str) -> DataError:
         return DataError(f"{self._file}:{line}: the bubblewrap sandbox cannot follow {what}", hint)

@@ -16,6 +16,8 @@ DEFAULT_WORKDIR = "/app"
 """Where the files of ``environment`` go when the task has no Dockerfile."""
 _TIME = 1_000_000_000
 """Modification time of all files, so that the same files make the same archive."""
+_FORMAT = b"2"
+"""Other archives than those of this format are not kept environments of ours."""
 
 Layer = bytes | Run
 """A tar archive to unpack into /, or a command to run."""
@@ -28,7 +30,7 @@ def environment_recipe(task: Task) -> Recipe:
         DataError: The Dockerfile has something that only a container engine can do.
     """
     file = task.environment / "Dockerfile"
-    if file.is_file():
+    if file.exists():
         return read_dockerfile(file)
     files = sorted(path.name for path in task.environment.iterdir()) if task.environment.is_dir() else []
     steps = (Copy(tuple(files), DEFAULT_WORKDIR, True, None, 0),) if files else ()
@@ -51,25 +53,21 @@ def folder_archive(folder: Path) -> bytes:
     return _archive({path.name: path for path in sorted(folder.iterdir())})
 
 
-def text_archive(files: Mapping[str, str], folders: Iterable[str] = ()) -> bytes:
-    """A tar archive of folders and texts, by path."""
+def folders_archive(folders: Iterable[str]) -> bytes:
+    """A tar archive of empty folders."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in filter(lambda name: name != "/", folders):
             member = tarfile.TarInfo(name.strip("/"))
             member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, _TIME
             archive.addfile(member)
-        for name, text in files.items():
-            member, data = tarfile.TarInfo(name.strip("/")), text.encode()
-            member.size, member.mtime = len(data), _TIME
-            archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
 
 def content_hash(layers: Iterable[Layer]) -> str:
     """A name for what the layers make on this system."""
     system = Path("/etc/os-release")
-    found = hashlib.sha256(system.read_bytes() if system.is_file() else b"")
+    found = hashlib.sha256(_FORMAT + (system.read_bytes() if system.is_file() else b""))
     for layer in layers:
         data = layer if isinstance(layer, bytes) else repr(layer).encode()
         found.update(len(data).to_bytes(8, "big") + data)
@@ -91,7 +89,10 @@ def _found(task: Task, pattern: str, line: int) -> list[Path]:
     root = task.environment.resolve()
     where = f"{task.environment / 'Dockerfile'}:{line}"
     clean = pattern.lstrip("/")
-    found = sorted(task.environment.glob(clean)) if clean.strip("./") else [task.environment]
+    try:
+        found = sorted(task.environment.glob(clean)) if clean.strip("./") else [task.environment]
+    except ValueError as error:
+        raise DataError(f"{where}: {pattern!r} is no pattern: {error}") from error
     if not found:
         raise DataError(f"{where}: there is no {pattern!r} in {task.environment}")
     for path in found:

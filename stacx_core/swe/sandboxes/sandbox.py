@@ -24,7 +24,7 @@ class CommandResult:
         exit_code: Its exit code; 128 + N when signal N ended it.
         timed_out: Whether it was ended because it took too long.
         truncated: Bytes left out of the middle of the output.
-        limit: What it used too much of: "time", "memory", "files" (and sockets), or "" for nothing.
+        limit: What it used too much of: "time", "memory", "files" (and sockets and terminals), or "" for nothing.
     """
 
     output: str

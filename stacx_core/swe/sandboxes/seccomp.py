@@ -1,7 +1,9 @@
 """The filter of system calls of the bubblewrap sandbox, as a program for the kernel.
 
 It refuses what namespaces and limits leave open: memory that no limit counts (memory files, System V segments), new
-namespaces, tracing and reading of other processes, kernel keyrings, io_uring, and leaving the processors one was given.
+namespaces, tracing and reading of other processes, kernel keyrings, io_uring, asynchronous I/O, which is counted for
+the whole machine, leaving the processors one was given, and kinds of sockets that a network namespace does not hold,
+such as those to the host of a virtual machine.
 
 Source: Linux, Documentation/userspace-api/seccomp_filter.rst; numbers from the system call tables of the kernel.
 """
@@ -45,8 +47,12 @@ sched_setaffinity 203 122
 io_uring_setup 425 425
 io_uring_enter 426 426
 io_uring_register 427 427
+io_setup 206 0
 """
 """Name of each call and its number on each machine."""
+_SOCKET = (41, 198)
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK."""
 _CLONE = (56, 220)
 _CLONE3 = 435
 _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
@@ -85,6 +91,10 @@ def seccomp_program(machine: str = "") -> bytes:
     for line in _REFUSED.split("\n")[1:-1]:
         code += _when(_EQUAL, int(line.split()[1 + column]), fail)
     code += [
+        (_EQUAL, 0, 2 * len(_FAMILIES) + 2, _SOCKET[column]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        *(step for family in _FAMILIES for step in _when(_EQUAL, family, _ALLOW)),
+        (_RETURN, 0, 0, _FAIL | errno.EAFNOSUPPORT),
         (_EQUAL, 0, 3, _CLONE[column]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         *_when(_ANY_BIT, _NEW_NAMESPACES, fail),

@@ -33,7 +33,7 @@ from typing import Any
 
 CHUNK = 1 << 16
 PR_SET_DUMPABLE = 4
-MAX_SOCKETS = 1000
+MAX_SOCKETS, MAX_TERMINALS = 1000, 50
 Answer = tuple[dict[str, Any], Iterable[bytes]]
 """Header and body."""
 LOOK = 0.05
@@ -133,8 +133,7 @@ class _Pieces(io.RawIOBase):
 def spawn(request: dict[str, Any]) -> tuple[int, int]:
     """Start a command in a session of its own; returns its process id and what reads its output."""
     reader, writer = os.pipe()
-    process = os.fork()
-    if process:
+    if process := os.fork():
         os.close(writer)
         os.set_blocking(reader, False)
         return process, reader
@@ -179,15 +178,19 @@ def end_session(session: int) -> None:
 
 def memory_used(exactly: bool = False) -> int:
     """Bytes that all other processes hold; pages that several of them share count for each, unless ``exactly``."""
-    return sum(_memory_of(process, exactly) for process in _processes())
+    return sum(_memory_of(process, exactly) for process in _processes()) << 10
 
 
 def _memory_of(process: int, exactly: bool) -> int:
-    # A process can hide the exact numbers of itself, but not this one.
-    resident = int((_read_proc(process, "statm").split() or "00")[1]) * resource.getpagesize()
-    lines = _read_proc(process, "smaps_rollup").splitlines() if exactly else []
-    shares = [int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")]
-    return sum(shares) if shares else resident
+    # A process can hide the exact numbers of itself, but not the others. Page tables can be all that it holds.
+    shares = _kilobytes(process, "smaps_rollup", b"Pss:", b"SwapPss:") if exactly else 0
+    return (shares or _kilobytes(process, "status", b"VmRSS:", b"VmSwap:")) + _kilobytes(process, "status", b"VmPTE:")
+
+
+def _kilobytes(process: int, name: str, *keys: bytes) -> int:
+    # Only line feeds end lines: a process can have anything else in its name.
+    lines = _read_proc(process, name).split(b"\n")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(keys))
 
 
 def _processes() -> list[int]:
@@ -200,13 +203,13 @@ def _proc() -> int:
     return os.open("/proc", os.O_RDONLY)
 
 
-def _read_proc(process: int | str, name: str) -> str:
-    """A file of a process, "" if it ended meanwhile."""
+def _read_proc(process: int | str, name: str) -> bytes:
+    """A file of a process, empty if it ended meanwhile."""
     try:
-        with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc())) as file:
+        with open(os.open(f"{process}/{name}", os.O_RDONLY, dir_fd=_proc()), "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 class Supervisor:
@@ -219,10 +222,10 @@ class Supervisor:
     """
 
     def __init__(self, memory: int, files: int, writable: list[str]) -> None:
-        self._memory, self._files = memory, files
+        self._memory, self._files, self._file_count = memory, files, 0
         self._writable = [os.open(folder, os.O_RDONLY) for folder in writable]
         self._input, self._output = sys.stdin.buffer, sys.stdout.buffer
-        self._file_count = 0
+        self._terminals = os.open("/dev/pts", os.O_RDONLY)
         self._left_open: list[int] = []  # outputs of the background, read and dropped, so that nobody blocks
 
     def serve(self) -> None:
@@ -247,8 +250,8 @@ class Supervisor:
             answer: Answer = getattr(self, "do_" + request["do"])(request, body)
             return answer
         except (OSError, tarfile.TarError) as error:
-            number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
-            return {"errno": number or errno.EIO, "message": text or str(error)}, ()
+            number, text, path = (getattr(error, name, None) for name in ("errno", "strerror", "filename"))
+            return {"errno": number or errno.EIO, "message": text or str(error), "path": path}, ()
 
     def _wait(self, wanted: list[int]) -> list[int]:
         """Which of the descriptors have something, a moment later at most; drops the output of the background."""
@@ -265,7 +268,8 @@ class Supervisor:
         filled = map(os.fstatvfs, self._writable)
         before, self._file_count = self._file_count, sum(found.f_files - found.f_ffree for found in filled)
         # Who takes files away may go on.
-        if self._file_count > max(self._files, before) or _sockets() > MAX_SOCKETS:
+        terminals = len(os.listdir(self._terminals)) - 1
+        if self._file_count > max(self._files, before) or _sockets() > MAX_SOCKETS or terminals > MAX_TERMINALS:
             end_all()
             return "files"
         if memory_used() > self._memory and memory_used(exactly=True) > self._memory:
@@ -310,13 +314,11 @@ class Supervisor:
 
     def _last_output(self, reader: int, kept: HeadTail) -> None:
         """Take what is in the pipe now; a process in the background may hold it and fill it for ever."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             for _ in range(32):
                 if not _take(reader, kept):
                     os.close(reader)
                     return
-        except BlockingIOError:
-            pass
         self._left_open.append(reader)
 
     def do_write(self, request: dict[str, Any], body: _Body) -> Answer:
@@ -368,14 +370,15 @@ class Supervisor:
         places = shlex.join(request["paths"])
         command = f"chmod -R u+rwX {places}; find {places} -mindepth 1 -delete"
         process, reader = spawn({**request, "cwd": "/", "command": command, "rlimits": {}})
-        os.waitpid(process, 0)
         os.close(reader)
+        os.waitpid(process, 0)
+        self._files += self._file_count  # what the agent left must not keep the tests from being run
         return {}, ()
 
 
 def _sockets() -> int:
     """How many sockets there are in the sandbox; their buffers are memory that belongs to no process."""
-    return int((_read_proc("self", "net/sockstat").split() or ["0"])[2])
+    return int((_read_proc("self", "net/sockstat").split() or [b"0"] * 3)[2])
 
 
 def _take(reader: int, kept: HeadTail) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stacx_core.data.sources import read_jsonl
 from stacx_core.errors import DataError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _TEXTS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
 
 _TASK_TOML = """version = "1.0"
@@ -46,7 +48,7 @@ reward=0
 trap 'echo "$reward" > /logs/verifier/reward.txt' EXIT
 cd /testbed || exit 1
 # The tests are those of the task, whatever the agent made of them.
-cp -R /tests/files/. . || exit 1
+cp -R --remove-destination /tests/files/. . || exit 1
 while IFS= read -r gone; do rm -f -- "$gone"; done < /tests/removed.txt
 tests=()
 while IFS= read -r name; do tests+=("$name"); done < /tests/tests.txt
@@ -89,14 +91,27 @@ def convert(rows: Path, out: Path, image: str = "python:3.12", runner: str = "py
         The folders that were made.
 
     Raises:
-        DataError: A row is malformed, its repository, commit or patches cannot be used, or its folder is there already.
+        DataError: There is no row, one is malformed, its repository, commit or patches cannot be used, or its folder
+            is there already. Then nothing is made.
     """
+    if not re.fullmatch(r"\S+", image):
+        raise DataError(f"{image!r} is no name of an image")
     found = list(read_rows(rows))
+    if not found:
+        raise DataError(f"{rows} has no rows")
     names = [row.texts["instance_id"] for row in found]
     for row, name in zip(found, names, strict=True):
         if names.count(name) > 1 or (out / name).exists():
             raise DataError(f"{row.where}: there is a task {name!r} already")
-    return [_make(row, rows.parent, out / name, image, runner) for row, name in zip(found, names, strict=True)]
+    made = list[Path]()
+    try:
+        for row, name in zip(found, names, strict=True):
+            made.append(_make(row, rows.parent, out / name, image, runner))
+    except BaseException:
+        for folder in made:
+            shutil.rmtree(folder)
+        raise
+    return made
 
 
 def read_rows(file: Path) -> Iterator[Row]:
@@ -105,14 +120,7 @@ def read_rows(file: Path) -> Iterator[Row]:
     Raises:
         DataError: A line is no JSON object, or a field is missing or of the wrong kind; names the line.
     """
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{file}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where} is not valid JSON: {error}") from error
+    for where, row in read_jsonl(file):
         if not isinstance(row, dict):
             raise DataError(f"{where} is no JSON object")
         texts = {key: _text(row, key, where) for key in _TEXTS}
@@ -128,7 +136,13 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: {key}: must be a text that is not empty, not {value!r}")
+    if not _is_plain(value):
+        raise DataError(f"{where}: {key}: has a zero byte or half a surrogate pair, which is no character")
     return value
+
+
+def _is_plain(text: str) -> bool:
+    return not re.search("[\0\ud800-\udfff]", text)
 
 
 def _names(row: dict[str, Any], key: str, where: str) -> list[str]:
@@ -138,8 +152,11 @@ def _names(row: dict[str, Any], key: str, where: str) -> list[str]:
             value = json.loads(value)
         except json.JSONDecodeError:
             value = None
-    if not isinstance(value, list) or not all(isinstance(name, str) and "\n" not in name for name in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise DataError(f"{where}: {key}: must be a list of tests, or the JSON of one, not {row[key]!r}")
+    for name in value:
+        if not name.strip() or name.startswith("-") or "\n" in name or not _is_plain(name):
+            raise DataError(f"{where}: {key}: {name!r} is no name of a test")
     return value
 
 
@@ -161,8 +178,11 @@ def _make(row: Row, base: Path, folder: Path, image: str, runner: str) -> Path:
         _patched_tests(row, repository, part / "tests")
         _write(part, "solution/solve.sh", _SOLVE_SH, executable=True)
         _write(part, "solution/fix.patch", row.texts["patch"])
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(part, folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(part, folder)
+        except OSError as error:
+            raise DataError(f"{row.where}: {folder} cannot be made: {error.strerror}") from error
     return folder
 
 
@@ -170,7 +190,12 @@ def _check_out(row: Row, source: Path, target: Path) -> None:
     if not source.exists():
         raise DataError(f"{row.where}: repo: there is no repository or bundle {source}")
     _git(row, None, "clone", "--quiet", "--no-checkout", str(source.resolve()), str(target))
-    _git(row, target, "checkout", "--quiet", "--detach", row.texts["base_commit"])
+    commit = row.texts["base_commit"]
+    try:
+        found = _git(row, target, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").strip()
+    except DataError as error:
+        raise DataError(f"{row.where}: base_commit: there is no commit {commit!r} in {source}") from error
+    _git(row, target, "checkout", "--quiet", "--detach", found)
     _git(row, target, "apply", "--check", "-", text=row.texts["patch"])
 
 
@@ -194,16 +219,21 @@ def _git(row: Row, folder: Path | None, *arguments: str, text: str = "") -> str:
     place = [] if folder is None else ["-C", str(folder)]
     # The repository's own hooks and filters are somebody else's programs.
     safe = ("-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never")
-    done = subprocess.run(["git", *safe, *place, *arguments], input=text, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(["git", *safe, *place, *arguments], input=text.encode(), capture_output=True, env=env)
+    except FileNotFoundError as error:
+        raise DataError("rows are converted by git, which is not installed", "apt install git") from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise DataError(f"{row.where}: git {arguments[0]} of {row.texts['instance_id']} failed: {lines[-1]}")
-    return done.stdout
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        line = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
+        raise DataError(f"{row.where}: git {arguments[0]} of {row.texts['instance_id']} failed: {line}")
+    return os.fsdecode(done.stdout)
 
 
 def _write(folder: Path, name: str, text: str, executable: bool = False) -> None:
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    file.write_bytes(os.fsencode(text))
     if executable:
         file.chmod(0o755)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from stacx_core.errors import DataError
 from stacx_core.swe.tasks.task import Limits, Task
-from stacx_core.swe.tasks.task_file import TaskTable
+from stacx_core.swe.tasks.task_file import TaskTable, read_text
 
 _TOP = ("artifacts", "agent", "environment", "metadata", "schema_version", "solution", "source", "task", "verifier",
         "version")  # fmt: skip
@@ -31,6 +32,11 @@ def read_task(folder: Path | str) -> Task:
                 "a task has instruction.md, task.toml, tests/test.sh, and if it likes environment/ and "
                 "solution/solve.sh",
             )
+    for part in ("environment", "solution"):
+        if (folder / part).exists() and not (folder / part).is_dir():
+            raise DataError(f"{folder / part} must be a folder")
+    for script in ("tests/test.sh", "solution/solve.sh"):
+        _refuse_carriage_returns(folder / script)
     table = TaskTable.read(folder / "task.toml", _TOP)
     agent, verifier = table.table("agent", _AGENT), table.table("verifier", _VERIFIER)
     environment, solution = table.table("environment", _ENVIRONMENT), table.table("solution", ("env",))
@@ -38,7 +44,7 @@ def read_task(folder: Path | str) -> Task:
     environment.refuse("mcp_servers", "the sandboxes start no MCP servers")
     environment.refuse("healthcheck", "the sandboxes start no services")
     return Task(
-        name=folder.resolve().name,
+        name=_name(folder),
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
         limits=_limits(agent, verifier, environment),
@@ -71,11 +77,26 @@ def _looks_like_a_task(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("task.toml", "instruction.md"))
 
 
+def _name(folder: Path) -> str:
+    """The folder's own name, of which every list of names and every conversation can hold one a line."""
+    name = os.path.basename(os.path.abspath(folder))
+    if not name.isprintable() or name != name.strip() or name.startswith("#") or not name:
+        raise DataError(
+            f"a task cannot be called {name!r}: its name must be printable, without a space at an end or a # at the "
+            "beginning"
+        )
+    return name
+
+
+def _refuse_carriage_returns(script: Path) -> None:
+    if script.is_file():
+        with script.open("rb") as file:
+            if file.readline().endswith(b"\r\n"):
+                raise DataError(f"{script} has Windows line ends, which bash takes for parts of its commands")
+
+
 def _instruction(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8: {error}") from error
+    text = read_text(file).strip()
     if not text:
         raise DataError(f"{file} is empty; it is what the agent is told")
     return text

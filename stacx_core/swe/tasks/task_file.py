@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterable
@@ -11,8 +10,33 @@ from typing import Any
 
 from stacx_core.errors import DataError, nearest
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMG])", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST, _MOST = 1e9, 10_000_000
+"""Seconds, and numbers of anything else, that no task can mean."""
+
+
+def read_text(file: Path) -> str:
+    """The text of a file that somebody wrote, in UTF-8, with or without a byte order mark.
+
+    Raises:
+        DataError: It cannot be read, is not UTF-8, or has a zero byte.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise DataError(f"{file} has a zero byte in line {text[: text.index(chr(0))].count(chr(10)) + 1}")
+    return text
+
+
+def is_variable(name: str) -> bool:
+    """Whether an environment variable can have this name in every shell."""
+    return _VARIABLE.fullmatch(name) is not None
 
 
 class TaskTable:
@@ -38,9 +62,10 @@ class TaskTable:
     @classmethod
     def read(cls, file: Path, known: Iterable[str]) -> TaskTable:
         """The whole file."""
+        text = read_text(file)
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{file} is not valid TOML: {error}") from error
         return cls(file, "", values, known)
 
@@ -58,29 +83,35 @@ class TaskTable:
     def seconds(self, key: str, default: float) -> float:
         """A positive number of seconds."""
         value = self._values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self._error(key, f"must be a number of seconds above 0, such as {default}, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LONGEST:
+            raise self._error(
+                key, f"must be a number of seconds above 0 and below {_LONGEST:.0e}, such as {default}, not {value!r}"
+            )
         return float(value)
 
     def count(self, key: str, default: int, minimum: int = 1) -> int:
-        """A whole number."""
+        """A whole number that is not absurd."""
         value = self._values.get(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self._error(key, f"must be a whole number of at least {minimum}, such as {default}, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MOST:
+            raise self._error(
+                key, f"must be a whole number from {minimum} to {_MOST}, such as {default}, not {value!r}"
+            )
         return value
 
     def mib(self, key: str, default: int) -> int:
         """A size in MiB, from ``KEY_mb`` or from the older ``KEY``, which has a unit ("2G")."""
         if key not in self._values:
             return self.count(f"{key}_mb", default)
+        if f"{key}_mb" in self._values:
+            raise self._error(key, f"says the same as {key}_mb; take one of them away")
         value = self._values[key]
         found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-        size = int(float(found[1]) * _MIB[found[2].upper()]) if found else 0
-        if size < 1:
+        size = float(found[1]) * _MIB[found[2].upper()] if found else 0.0
+        if not 1 <= size <= _MOST:
             raise self._error(key, f"must be a size of at least '1M', such as '512M' or '2G', not {value!r}")
-        return size
+        return int(size)
 
     def text(self, key: str) -> str | None:
         """A text that may be missing."""
@@ -92,6 +123,8 @@ class TaskTable:
     def variables(self, key: str = "env") -> dict[str, str]:
         """A table of environment variables; values of the host's own environment are not taken over."""
         for name, value in self.mapping(key).items():
+            if not is_variable(name):
+                raise self._error(f"{key}.{name!r}", "is no name of a variable: letters, digits and _ make one")
             if not isinstance(value, str) or "\0" in value:
                 raise self._error(f"{key}.{name}", f"must be a text, not {value!r}")
             if "${" in value:

@@ -22,6 +22,8 @@ from stacx_core.swe.agent.actions import LONGEST_COMMAND, MalformedAction, bash_
         ("<think>```bash\n</think>\n```bash\nls\n```", "ls"),
         ("  ```bash\nls\n  ```", "ls"),
         ("```bash\n\n  ls \n```", "\n  ls "),
+        ("I look.\r\n```bash\r\ncd a\r\nls\r\n```\r\n", "cd a\nls"),
+        ("```bash\necho 'a\x0cb\u2028c\x85d\x1ce' > f\n```", "echo 'a\x0cb\u2028c\x85d\x1ce' > f"),
     ],
 )
 def test_the_one_block_is_the_command(action: str, command: str) -> None:
@@ -53,7 +55,8 @@ def test_anything_else_is_malformed(action: str, problem: str) -> None:
         command_of(action)
 
 
-LINES = st.lists(st.text(st.sampled_from("ab `$\t"), max_size=6) | st.just("```") | st.just("```bash"), max_size=6)
+LETTERS = "ab `$\t\x0b\x0c\x85\u2028"
+LINES = st.lists(st.text(st.sampled_from(LETTERS), max_size=6) | st.just("```") | st.just("```bash"), max_size=6)
 
 
 @given(LINES.map("\n".join).filter(str.strip), LINES.map("\n".join))

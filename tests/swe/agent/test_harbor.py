@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stacx_core.errors import ConfigError, DataError
+from stacx_core.errors import CheckpointError, ConfigError, DataError
 from stacx_core.rollout.environments.loading import has_numbered_tasks, load_environment
-from stacx_core.rollout.tasks import held_out_tasks, training_task
+from stacx_core.rollout.tasks import TaskStream, held_out_tasks, training_task
 from stacx_core.swe.agent.harbor import named_tasks
 
 
@@ -36,6 +36,17 @@ def test_named_tasks_are_held_out_and_no_others(folder, tmp_path):
     assert drawn(f"harbor:{folder}?held_out={tmp_path}/mine.txt", (0, 1, 3)) == ["b", "c", "a"]
 
 
+def test_names_as_other_systems_write_them(folder, tmp_path):
+    (tmp_path / "mine.txt").write_bytes(b"\xef\xbb\xbfc\r\n  a \r\n")
+    assert drawn(f"harbor:{folder}?held_out={tmp_path}/mine.txt", (0, 1, 3)) == ["b", "c", "a"]
+
+
+def test_no_task_is_left_to_train_on(folder):
+    (folder / "held_out.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match="has no training tasks: all are held out"):
+        drawn(f"harbor:{folder}", (0,))
+
+
 def test_a_pass_over_the_tasks_meets_each_once(folder, host_args):
     (folder / "held_out.txt").write_text("b\n")
     args = host_args(environment=f"harbor:{folder}", num_tasks=2, eval_tasks=1)
@@ -45,15 +56,36 @@ def test_a_pass_over_the_tasks_meets_each_once(folder, host_args):
     assert [made.task(task.seed).name for task in held_out_tasks(args)] == ["b"]
 
 
+def test_a_run_does_not_go_on_with_other_tasks(folder, host_args):
+    args = host_args(environment=f"harbor:{folder}", num_tasks=2)
+    state = TaskStream(args).state()
+    TaskStream(args).restore(state)
+    for change in (
+        lambda: (folder / "held_out.txt").write_text("b\n"),
+        lambda: (folder / "a" / "tests" / "test.sh").write_text("true\n"),
+        lambda: (folder / "c").rename(folder.parent / "c"),
+    ):
+        change()
+        with pytest.raises(CheckpointError, match="the hash of the tasks' files was"):
+            TaskStream(args).restore(state)
+        state = TaskStream(args).state()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("pol=2", r"no option is called 'pol' \(did you mean 'pool'\?\); there are sandbox, pool, held_out, command_t"),
-        ("pool=0", "pool must be a number above 0, not 0"),
+        ("pool=0", r"pool must be a number above 0 and below 1e\+09, not 0"),
         ("pool=2.5", "pool must be a number above 0"),
-        ("command_timeout=soon", "command_timeout must be a number above 0, not 'soon'"),
+        ("command_timeout=soon", "command_timeout must be a number above 0 .*, not 'soon'"),
         ("system=1", "system must be true or false, not 1"),
         ("sandbox=jail", "no sandbox is called 'jail'"),
+        ("sandbox=", "no sandbox is called ''"),
+        ("pool", "pool must be a number above 0 .*, not ''"),
+        ("pool=", "pool must be a number above 0 .*, not ''"),
+        ("pool=1&pool=2", "the option 'pool' stands there twice"),
+        ("command_timeout=1e400", "command_timeout must be a number above 0 .*, not inf"),
+        ("output=1e300", "output must be a number above 0 .*, not 1e"),
         ("pool=1000000", "a pool of 1000000 sandboxes is not possible"),
     ],
 )

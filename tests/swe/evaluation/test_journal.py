@@ -7,7 +7,8 @@ import json
 import pytest
 
 from stacx_core.errors import ConfigError, DataError
-from stacx_core.swe.evaluation.journal import Journal, read_episodes, tasks_fingerprint
+from stacx_core.swe.evaluation.journal import Journal, read_episodes
+from stacx_core.swe.tasks import tasks_fingerprint
 
 SETTINGS = {"model": "m", "max_turns": 3, "names": ["a", "b"], "limit": None}
 

@@ -101,6 +101,22 @@ CMD ["sleep"]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+def test_an_environment_that_was_kept_and_is_damaged(provider, make_task, tmp_path):
+    task = make_task(dockerfile="FROM x\nWORKDIR /app\nRUN echo made > file\n")
+    provider.open(task).close()
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])
+    with pytest.raises(SandboxError, match=f"if {kept} is damaged, delete it"):
+        provider.open(task)
+    kept.unlink()
+    provider.open(task).close()
+
+
+def test_a_place_for_environments_that_cannot_be_written(make_task, provider):
+    with pytest.raises(SandboxError, match=r"cannot be kept in /proc/nowhere: .*\n  set XDG_CACHE_HOME"):
+        BubblewrapProvider(cache=Path("/proc/nowhere")).open(make_task(dockerfile="FROM x\nRUN true\n"))
+
+
 def test_a_build_that_fails(provider, make_task):
     task = make_task(dockerfile="FROM x\nWORKDIR /app\nRUN echo reason && exit 4\n")
     with pytest.raises(SandboxError, match=r"RUN echo reason && exit 4 ended with exit code 4\n  reason"):
@@ -118,8 +134,8 @@ def test_a_task_without_dockerfile(provider, make_task):
 
 
 def test_limits_that_this_machine_never_holds(provider, make_task):
-    with pytest.raises(DataError, match=r"memory_mb 999999999 and storage_mb 64 are more than this machine's"):
-        provider.check(make_task(memory=999_999_999))
+    with pytest.raises(DataError, match=r"memory_mb 9999999 and storage_mb 64 are more than this machine's"):
+        provider.check(make_task(memory=9_999_999))
 
 
 def test_folders_of_the_host_can_be_shown(tmp_path, provider, make_task):

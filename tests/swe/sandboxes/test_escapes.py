@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -66,12 +67,37 @@ def test_an_abstract_socket_of_the_host_is_not_there(sandbox):
 
 
 @pytest.mark.parametrize(
-    "place", ["/usr/x", "/usr/bin/bash", "/proc/sys/kernel/hostname", "/dev/x", "/etc/alternatives/x", "/lib/x"]
+    "place",
+    ["/usr/x", "/bin/bash", "/proc/sys/kernel/hostname", "/dev/x", "/etc/alternatives/x", "/etc/ld.so.preload"],
 )
 def test_nothing_of_the_host_can_be_written(sandbox, place):
     result = sandbox.run(f"echo x > {place}", 30)
     assert result.exit_code != 0
     assert "Read-only file system" in result.output or "Permission denied" in result.output
+
+
+@pytest.mark.parametrize(
+    "folder", ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/tests", "/logs"]
+)
+def test_nothing_that_runs_the_tests_can_be_taken_away(sandbox, folder):
+    result = sandbox.run(f"if [ -e {folder} ]; then mv {folder} /x; rm -f {folder}; fi; ls -d /x", 30)
+    assert "cannot access '/x'" in result.output
+
+
+def test_python_and_bash_take_nothing_from_the_agent(sandbox, make_task):
+    result = sandbox.run(
+        "forged='echo 1 > /logs/verifier/reward.txt'\n"
+        "v=$(python3 -c 'import sys; print(\"python%d.%d\" % sys.version_info[:2])')\n"
+        'put() { mkdir -p $(dirname $1); printf "$2" > $1; chmod 755 $1; }\n'
+        "for folder in /etc/$v ~/.local/lib/$v/site-packages; do\n"
+        "    put $folder/sitecustomize.py \"import os; os.system('$forged'); os._exit(0)\"\ndone\n"
+        'for folder in /bin /usr/local/bin; do put $folder/bash "#!/usr/bin/dash\\n$forged"; done\n'
+        'for file in /etc/profile /etc/bash.bashrc ~/.bashrc; do put $file "$forged; exit"; done\n',
+        30,
+    )
+    assert result.output.count("Read-only file system") >= 5
+    score = "mkdir -p /logs/verifier; cd /tests; python3 -c 'print(0)' > /logs/verifier/reward.txt"
+    assert verify(sandbox, make_task(test=score)).reward == 0.0
 
 
 def test_tests_and_solution_are_not_there(sandbox):
@@ -126,6 +152,13 @@ def test_the_disk_cannot_be_filled_with_empty_files(sandbox):
     assert (result.exit_code, result.limit) == (137, "files")
 
 
+def test_what_the_agent_fills_does_not_keep_the_tests_from_being_run(sandbox, make_task):
+    result = sandbox.run("head -c 50000000 /dev/zero > large; seq 200000 | (cd /tmp; xargs touch); cat", 60)
+    assert result.limit == "files"
+    test = "seq 2000 | (cd /logs; xargs touch); python3 -c 'print(0.5)' > /logs/verifier/reward.txt; sleep 0.2"
+    assert verify(sandbox, make_task(test=test)).reward == 0.5
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -137,8 +170,13 @@ def test_the_disk_cannot_be_filled_with_empty_files(sandbox):
         "for part in held:\n    part.write(bytes(1 << 26))",
         "import ctypes, os, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nfor _ in range(8):\n"
         "    if os.fork() == 0:\n        held = bytearray(100 << 20)\n        time.sleep(60)\ntime.sleep(60)",
+        "import mmap\nheld = mmap.mmap(-1, 1 << 40, mmap.MAP_PRIVATE | 0x4000, mmap.PROT_READ)\nheld.madvise(15)\n"
+        "for place in range(0, 1 << 40, 1 << 21):\n    held[place]",
+        "import ctypes, os, time\nfor _ in range(8):\n    if os.fork() == 0:\n"
+        "        ctypes.CDLL(None).prctl(15, b'\\x0cVmPTE: -999999', 0, 0, 0)\n"
+        "        held = bytearray(100 << 20)\n        time.sleep(60)\ntime.sleep(60)",
     ],
-    ids=["one process", "many processes", "memory files", "shared mappings", "hidden"],
+    ids=["one process", "many processes", "memory files", "shared mappings", "hidden", "page tables", "forged numbers"],
 )
 def test_memory_cannot_be_filled(sandbox, code):
     result = python(sandbox, code, 30)
@@ -152,6 +190,13 @@ def test_memory_cannot_be_filled_with_sockets(sandbox):
         "import os, socket, time\nfor _ in range(4):\n    if os.fork() == 0:\n        held = []\n"
         "        for _ in range(500):\n            held.append(socket.socketpair())\n        time.sleep(60)\n"
         "time.sleep(60)\n",
+    )
+    assert (result.exit_code, result.limit) == (137, "files")
+
+
+def test_the_terminals_of_the_machine_cannot_be_used_up(sandbox):
+    result = python(
+        sandbox, "import os, time\nheld = [os.openpty() for _ in range(200)]\nprint(len(held))\ntime.sleep(60)\n"
     )
     assert (result.exit_code, result.limit) == (137, "files")
 
@@ -215,6 +260,26 @@ def test_tracing_and_new_namespaces_are_refused(sandbox):
         "print(library.syscall(250, 1, -3, 0), ctypes.get_errno())\n",
     )
     assert result.output == "-1 1\n" * 4
+
+
+def test_only_sockets_of_the_network_namespace_can_be_made(sandbox):
+    result = python(
+        sandbox,
+        "import socket\nfor family in range(1, 46):\n    try:\n"
+        "        socket.socket(family, socket.SOCK_STREAM if family != 16 else socket.SOCK_RAW)\n"
+        "        print(family)\n    except OSError as error:\n        assert error.errno == 97, (family, error)\n",
+    )
+    assert result.output == "1\n2\n10\n16\n"
+
+
+def test_what_is_counted_for_the_whole_machine_is_refused(sandbox):
+    number = {"x86_64": 206, "aarch64": 0}[platform.machine()]
+    result = python(
+        sandbox,
+        "import ctypes\nlibrary, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong()\n"
+        f"print(library.syscall({number}, 60000, ctypes.byref(context)), ctypes.get_errno())\n",
+    )
+    assert result.output == "-1 1\n"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_sizes_that_are_never_possible(provider, make_task, size):
 
 def test_a_task_that_is_never_possible(provider, make_task):
     with pytest.raises(ConfigError, match="at most 0 of task 'huge'"):
-        SandboxPool(provider, None, [make_task(), make_task("huge", memory=999_999_999)])
+        SandboxPool(provider, None, [make_task(), make_task("huge", memory=9_999_999)])
 
 
 def test_a_size_that_fits(provider, make_task):

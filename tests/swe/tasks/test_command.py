@@ -18,6 +18,15 @@ def test_list(make_task, capsys):
     assert (row["name"], row["memory_mb"]) == ("sum", 256)
 
 
+def test_dates_of_a_task_are_listed(make_task, capsys):
+    task = make_task()
+    with (task.folder / "task.toml").open("a") as file:
+        file.write("[metadata]\nmade = 2026-01-31\nat = [2026-01-31T10:00:00Z, 10:00:00]\n")
+    assert main(["tasks", "list", str(task.folder), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["metadata"] == {"made": "2026-01-31", "at": ["2026-01-31 10:00:00+00:00", "10:00:00"]}
+
+
 def test_check(provider, make_task, capsys):
     task = make_task()
     assert main(["tasks", "check", str(task.folder)]) == 0
@@ -40,4 +49,4 @@ def test_run_oracle(provider, make_task, capsys):
 def test_convert_names_the_line(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n[]\n")
     assert main(["tasks", "convert", str(tmp_path / "rows.jsonl"), str(tmp_path / "out")]) == 2
-    assert "rows.jsonl:2 is no JSON object" in capsys.readouterr().err
+    assert "rows.jsonl, line 2 is no JSON object" in capsys.readouterr().err

@@ -94,19 +94,66 @@ def test_a_bundle(tmp_path, row):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"repo": "elsewhere"}, r"rows\.jsonl:1: repo: there is no repository or bundle"),
-        ({"base_commit": "0" * 40}, r"rows\.jsonl:1: git checkout of shop__shop-1 failed"),
+        ({"repo": "elsewhere"}, r"rows\.jsonl, line 1: repo: there is no repository or bundle"),
+        ({"base_commit": "0" * 40}, r"rows\.jsonl, line 1: base_commit: there is no commit '0{40}' in"),
         ({"patch": "nonsense"}, r"git apply of shop__shop-1 failed"),
         ({"test_patch": None}, r"test_patch: must be a text that is not empty, not None"),
         ({"instance_id": "../x"}, r"instance_id: '\.\./x' is no name of a folder"),
         ({"FAIL_TO_PASS": "x"}, r"FAIL_TO_PASS: must be a list of tests, or the JSON of one, not 'x'"),
         ({"FAIL_TO_PASS": [], "PASS_TO_PASS": "[]"}, r"name no test"),
+        ({"FAIL_TO_PASS": ["--version"]}, r"FAIL_TO_PASS: '--version' is no name of a test"),
+        ({"FAIL_TO_PASS": [""]}, r"FAIL_TO_PASS: '' is no name of a test"),
+        ({"PASS_TO_PASS": ["a\ud800"]}, r"PASS_TO_PASS: 'a\\ud800' is no name of a test"),
+        ({"base_commit": "--force"}, r"base_commit: there is no commit '--force'"),
+        ({"base_commit": "a\0b"}, r"base_commit: has a zero byte"),
+        ({"patch": "\ud800"}, r"patch: has a zero byte or half a surrogate pair"),
+        ({"instance_id": "x" * 300}, r"is no name of a folder"),
+        ({"repo": "rows.jsonl"}, r"git clone of shop__shop-1 failed: error: .*rows.jsonl' does not look"),
     ],
 )
 def test_rows_that_are_refused(tmp_path, row, change, message):
     with pytest.raises(DataError, match=message):
         convert(write(tmp_path, {**row, **change}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"", "has no rows"), (b"\xff", "not UTF-8"), (b"[" * 99999, "not JSON"), (b"[1]", "is no JSON object")],
+)
+def test_files_without_rows(tmp_path, data, message):
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        convert(tmp_path / "rows.jsonl", tmp_path / "out")
+
+
+def test_rows_as_others_write_them(tmp_path, row):
+    text = json.dumps({**row, "problem_statement": "one\u2028line\x85"}, ensure_ascii=False)
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
+    (folder,) = convert(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert "one\u2028line" in (folder / "instruction.md").read_text()
+
+
+def test_all_rows_or_none(tmp_path, row):
+    with pytest.raises(DataError, match="line 2"):
+        convert(write(tmp_path, row, {**row, "instance_id": "b", "repo": "elsewhere"}), tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_place_that_is_no_folder(tmp_path, row):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(DataError, match=r"line 1: .*out/shop__shop-1 cannot be made"):
+        convert(write(tmp_path, row), tmp_path / "out")
+
+
+def test_an_image_that_is_none(tmp_path, row):
+    with pytest.raises(DataError, match="is no name of an image"):
+        convert(write(tmp_path, row), tmp_path / "out", image="a\nRUN b")
+
+
+def test_the_repository_of_a_hook_is_not_taken(tmp_path, row, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert convert(write(tmp_path, row), tmp_path / "out")
 
 
 def test_a_task_that_is_there_already(tmp_path, row):

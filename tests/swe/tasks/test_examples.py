@@ -23,6 +23,14 @@ def test_a_task_that_rewards_nothing_done_is_not_sound(provider, make_task):
     assert (trial.oracle, trial.empty, trial.sound) == (1.0, 1.0, False)
 
 
+def test_a_solution_that_fails_is_shown(provider, make_task):
+    task = make_task(test="echo wrong number; mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt")
+    (task.folder / "solution" / "solve.sh").write_text("echo no such patch >&2; exit 3\n")
+    (trial,) = try_out([task], provider)
+    said = ("solve.sh ended with exit code 3", "no such patch", "wrong number")
+    assert trial.problem == "\n  ".join(f"oracle: {line}" for line in said)
+
+
 def test_a_task_whose_tests_say_nothing_is_not_sound(provider, make_task):
     (trial,) = try_out([make_task(test="true")], provider)
     assert (trial.oracle, trial.empty, trial.sound) == (None, None, False)

@@ -74,7 +74,7 @@ def test_sizes_with_units(folder, size, mib):
         ("[agent]\ntimeout_sec = true", r"agent\.timeout_sec: must be a number.*not True"),
         ("[verifier]\ntimeout_sec = inf", r"verifier\.timeout_sec: .*not inf"),
         ("[verifier]\ntimeout = 3", r"verifier\.timeout: no such key \(did you mean 'timeout_sec'\?\)"),
-        ("[environment]\ncpus = 0.5", r"environment\.cpus: must be a whole number of at least 1.*0\.5"),
+        ("[environment]\ncpus = 0.5", r"environment\.cpus: must be a whole number from 1 to .*0\.5"),
         ("[environment]\nmemory_mb = -1", r"environment\.memory_mb: .*-1"),
         ('[environment]\nmemory = "much"', r"environment\.memory: must be a size.*'512M' or '2G', not 'much'"),
         ("[environment]\ngpus = 1", r"environment\.gpus: 1 is not possible"),
@@ -83,6 +83,15 @@ def test_sizes_with_units(folder, size, mib):
         ("agent = 3", r"agent: must be a table, not 3"),
         ("[agnet]\ntimeout_sec = 3", r"agnet: no such key \(did you mean 'agent'\?\)"),
         ("x = ", r"task\.toml is not valid TOML"),
+        ("x = " + "[" * 5000, r"task\.toml is not valid TOML"),
+        ("x = " + "9" * 5000, r"task\.toml is not valid TOML"),
+        ("[agent]\ntimeout_sec = 1e300", r"agent\.timeout_sec: must be a number of seconds above 0 and below 1e\+09"),
+        ("[environment]\ncpus = 1e30", r"environment\.cpus: must be a whole number from 1 to 10000000"),
+        ('[environment]\nmemory = "' + "9" * 400 + 'G"', r"environment\.memory: must be a size"),
+        ('[environment]\nmemory = "2G"\nmemory_mb = 1', r"environment\.memory: says the same as memory_mb"),
+        ("[environment.env]\n'A=B' = ''", r"environment\.env\.'A=B': is no name of a variable"),
+        ("[verifier.env]\n'A;B' = ''", r"verifier\.env\.'A;B': is no name of a variable"),
+        ("[solution.env]\n'' = ''", r"solution\.env\.'': is no name of a variable"),
     ],
 )
 def test_values_that_are_refused(folder, text, message):
@@ -113,3 +122,44 @@ def test_a_folder_of_tasks(folder):
         read_tasks(folder.parent / "notes")
     with pytest.raises(DataError, match="there is no folder"):
         read_tasks(folder / "nowhere")
+
+
+def test_files_as_other_systems_write_them(folder):
+    (folder / "task.toml").write_bytes(b"\xef\xbb\xbf[agent]\r\ntimeout_sec = 5\r\n")
+    (folder / "instruction.md").write_bytes(b"\xef\xbb\xbfDo\r\nit.\r\n")
+    task = read_task(folder)
+    assert (task.limits.agent_timeout, task.instruction) == (5.0, "Do\nit.")
+
+
+@pytest.mark.parametrize("script", ["tests/test.sh", "solution/solve.sh"])
+def test_scripts_that_bash_cannot_read(folder, script):
+    (folder / "solution").mkdir()
+    (folder / script).write_bytes(b"#!/bin/bash\r\ntrue\r\n")
+    with pytest.raises(DataError, match=rf"{script} has Windows line ends"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize(("name", "data"), [("instruction.md", b"a\nb\0"), ("task.toml", b"# a\n\0")])
+def test_texts_that_are_none(folder, name, data):
+    (folder / name).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{name} has a zero byte in line 2"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize("part", ["environment", "solution"])
+def test_a_file_in_the_place_of_a_folder(folder, part):
+    (folder / part).write_text("")
+    with pytest.raises(DataError, match=f"{part} must be a folder"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize("name", ["a\nb", " a", "a ", "#a", "a\x1b[31m", "a\udcff"])
+def test_names_that_no_list_can_hold(folder, name):
+    other = folder.rename(folder.parent / name)
+    with pytest.raises(DataError, match="a task cannot be called"):
+        read_task(other)
+
+
+def test_links_to_tasks_have_names_of_their_own(folder):
+    (folder.parent / "second").symlink_to(folder)
+    assert [task.name for task in read_tasks(folder.parent)] == ["first", "second"]

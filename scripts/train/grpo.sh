@@ -1,6 +1,6 @@
 # Sourced by one_node.sh and several_nodes.sh: the layouts of three models on nodes of eight GPUs, and how GRPO is run.
 
-source "$(dirname "${BASH_SOURCE[0]}")/run.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/run.sh"
 GPUS_PER_NODE=8
 
 # layout SIZE NODES: sets `layout` to the flags that cut the model. `stacx plan` says what they need and what else fits.

@@ -3,7 +3,7 @@
 # usage: SGLANG_URL=http://host:port,... one_node.sh SIZE MODEL_FOLDER TRAIN_JSONL OUTPUT_FOLDER [stacx flag ...]
 # PRINT=1 prints the commands instead of running them.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/grpo.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/grpo.sh"
 if [ $# -lt 4 ]; then
     echo "usage: one_node.sh 4b|32b MODEL_FOLDER TRAIN_JSONL OUTPUT_FOLDER [stacx flag ...]" >&2
     exit 2

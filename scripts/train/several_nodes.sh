@@ -6,7 +6,7 @@
 #       SGLANG_URL=http://host:port,... several_nodes.sh train SIZE NODES MODEL_FOLDER TRAIN_JSONL OUTPUT_FOLDER
 #   on every node, afterwards: ray stop
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/grpo.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/grpo.sh"
 PORT=${RAY_PORT:-6379}
 
 usage() {

@@ -210,6 +210,13 @@ def test_a_replay_without_an_evaluation_needs_the_students_gpus_alone(launch: La
     assert not any(word.startswith(("--sglang", "--teacher")) for word in train)
 
 
+def test_a_launcher_runs_through_a_link(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.sh").symlink_to(LAUNCHERS["grpo_4b"])
+    monkeypatch.setitem(LAUNCHERS, "mine", tmp_path / "mine.sh")
+    linked, direct = (printed(launch(name, PRINT="1", TASKS=str(EXAMPLES))) for name in ("mine", "grpo_4b"))
+    assert linked == direct
+
+
 def test_variables_of_other_launchers_have_no_effect(launch: Launch) -> None:
     usual = printed(launch("grpo_4b", PRINT="1", TASKS=str(EXAMPLES)))
     assert printed(launch("grpo_4b", PRINT="1", TASKS=str(EXAMPLES), TEACHER_GPUS="8", BETA_FLOOR="x")) == usual

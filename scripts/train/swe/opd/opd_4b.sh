@@ -2,5 +2,5 @@
 # On-policy distillation of Qwen3-Coder-30B-A3B-Instruct into Qwen3-4B-Instruct-2507.
 # usage: TASKS=FOLDER opd_4b.sh [stacx flag ...]; ENV_REFERENCE.md has all variables.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 launch opd 4b "$@"

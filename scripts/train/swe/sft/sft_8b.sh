@@ -2,5 +2,5 @@
 # Iterated fine-tuning of Qwen3-8B on episodes of a teacher.
 # usage: TASKS=FOLDER sft_8b.sh [stacx flag ...]; ENV_REFERENCE.md has all variables.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 launch sft 8b "$@"

@@ -19,20 +19,25 @@ class Verification:
     """What the tests said.
 
     Args:
-        reward: The number that they wrote, from ``-MOST`` to ``MOST``.
+        reward: The number that they wrote, from ``-MOST`` to ``MOST``; 0 where they were ended at a limit.
         output: What they printed.
+        over_limit: What they used too much of, such as "time", or "".
     """
 
     reward: float
     output: str
+    over_limit: str = ""
 
 
 def verify(sandbox: Sandbox, task: Task) -> Verification:
     """End the agent, run the tests of a task in its sandbox, and read the reward that they wrote.
 
+    Tests that take too long or use too much run code that does, as with an endless loop that the agent wrote: this is a
+    reward of 0, or not being trained on could be had at will.
+
     Raises:
-        VerificationError: The tests took too long or used too much, or wrote something that is no single number from
-            ``-MOST`` to ``MOST``. This says nothing of the agent's work and is not the same as a reward of 0.
+        VerificationError: The tests wrote something that is no single number from ``-MOST`` to ``MOST``. This says
+            nothing of the agent's work and is not the same as a reward of 0.
         SandboxError: The sandbox is gone.
     """
     sandbox.end_processes()
@@ -48,9 +53,8 @@ def verify(sandbox: Sandbox, task: Task) -> Verification:
     result = sandbox.run(f"bash {TESTS}/test.sh", task.limits.verifier_timeout, env)
     sandbox.end_processes()
     if result.limit:
-        raise VerificationError(
-            f"the tests of {task.name} were ended for their use of {result.limit}", *_last_lines(result)
-        )
+        told = f"{result.output.rstrip()}\n[the tests were ended for their use of {result.limit}]"
+        return Verification(0.0, told.lstrip(), result.limit)
     return Verification(_reward(sandbox, task, result), result.output)
 
 

@@ -29,13 +29,31 @@ def test_a_bare_number_is_the_reward(sandbox, make_task, text, reward):
         (WRITE.format("1 0"), "one number from -1000000 to 1000000, not '1 0'"),
         (WRITE.format("1\\n0"), r"one number from -1000000 to 1000000, not '1\\n0'"),
         ("mkdir -p /logs/verifier; yes 1 | head -c 999 > /logs/verifier/reward.txt", "longer than 64 bytes"),
-        (WRITE.format("1") + "; sleep 60", "use of time"),
-        ("python3 -c 'held = [bytearray(1 << 27) for _ in range(4)]' & " * 4 + "wait; exit 3", "exit code 3|memory"),
     ],
 )
 def test_what_is_no_reward(sandbox, make_task, test, message):
     with pytest.raises(VerificationError, match=message):
-        verify(sandbox, make_task(test=test, verifier=0.5 if "sleep" in test else 20))
+        verify(sandbox, make_task(test=test))
+
+
+HOLD = """python3 -c 'held = b"x" * (1 << 26); input()' < <(sleep 60) & """
+"""64 of the 256 MiB that a sandbox has."""
+
+
+@pytest.mark.parametrize(
+    ("test", "seconds", "limit"),
+    [
+        ("echo begun; " + WRITE.format("1") + "; sleep 60", 0.5, "time"),
+        ("echo begun; " + HOLD * 8 + "wait", 30, "memory"),
+    ],
+)
+def test_tests_that_are_ended_at_a_limit_are_a_reward_of_0(sandbox, make_task, test, seconds, limit):
+    """Whatever they had written, and the next tests of the sandbox run as ever."""
+    done = verify(sandbox, make_task(test=test, verifier=seconds))
+    assert (done.reward, done.over_limit) == (0.0, limit)
+    assert done.output.startswith("begun\n")
+    assert done.output.endswith(f"[the tests were ended for their use of {limit}]")
+    assert verify(sandbox, make_task(test=WRITE.format("1"))).reward == 1.0
 
 
 def test_the_tests_have_a_home_of_their_own(sandbox, make_task):

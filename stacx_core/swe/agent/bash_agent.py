@@ -21,7 +21,7 @@ from stacx_core.swe.verifying import Verification, verify
 ENDINGS = ("solved", "unsolved", "malformed", "agent_timeout")
 """How the environment ends an episode: submitted with the full reward or without, too many malformed actions in a
 row, or the agent's time used up."""
-EVENTS = ("malformed_actions", "command_timeouts")
+EVENTS = ("malformed_actions", "command_timeouts", "tests_over_limit")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class BashAgent:
     def _scored(self, verification: Verification) -> Step:
         reward = verification.reward
         said = verified_words(reward, verification.output, self._settings.output)
-        return _ended("solved" if reward >= FULL_REWARD else "unsolved", reward, said=said)
+        event = "tests_over_limit" if verification.over_limit else ""
+        return _ended("solved" if reward >= FULL_REWARD else "unsolved", reward, event, said)
 
     def _shown(self, step: Step) -> Step:
         self._log.append(str(step.observation))

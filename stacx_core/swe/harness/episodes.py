@@ -29,9 +29,9 @@ from stacx_core.swe.verifying import Verification, verify
 
 MODEL = "policy"
 """The name under which a harness finds the model."""
-EVENTS = ("solved", "unsolved", "agent_timeout", "harness_crashed")
-"""How a harness's run came out: whether the tests gave the full reward, whether its time was up, and whether it ended
-with another exit code than 0 though its last request was answered."""
+EVENTS = ("solved", "unsolved", "tests_over_limit", "agent_timeout", "harness_crashed")
+"""How a harness's run came out: whether the tests gave the full reward or were ended at a limit, whether its time was
+up, and whether it ended with another exit code than 0 though its last request was answered."""
 _TAIL = 2_000
 """Characters of a harness's output that are kept."""
 _SLACK = 10
@@ -111,6 +111,7 @@ class HarnessEpisodes:
         happened = {
             "solved": scored is not None and reward >= FULL_REWARD,
             "unsolved": scored is not None and reward < FULL_REWARD,
+            "tests_over_limit": scored is not None and scored.over_limit != "",
             "agent_timeout": ended.timed_out,
             "harness_crashed": ended.exit_code != 0 and not ended.timed_out and session.trouble is None,
         }

@@ -92,6 +92,13 @@ def test_output_is_bounded(agent):
     assert len(observation) < 200
 
 
+def test_work_that_makes_the_tests_hang_earns_0(agent):
+    environment = agent(test="while [ -e forever ]; do sleep 1; done; echo 1 > /logs/verifier/reward.txt", verifier=0.5)
+    environment.step(bash_block("touch forever"))
+    step = environment.step(SUBMIT)
+    assert (step.done, step.reward, happened(step)) == (True, 0.0, {"unsolved": 1, "tests_over_limit": 1})
+
+
 def test_tests_without_a_reward_and_a_lost_sandbox_are_errors_and_no_rewards(agent):
     with pytest.raises(VerificationError, match="cannot be read"):
         agent(test="true").step(SUBMIT)

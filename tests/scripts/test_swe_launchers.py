@@ -271,7 +271,7 @@ def test_what_contradicts_is_refused(launch: Launch, name: str, variables: dict[
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_without_bubblewrap_nothing_begins(launch: Launch, tmp_path: Path, name: str) -> None:
-    for program in ("bash", "dirname", "cat", "mkdir"):
+    for program in ("bash", "dirname", "readlink", "cat", "mkdir"):
         (tmp_path / program).symlink_to(shutil.which(program) or program)
     done = launch(name, SMOKE="1", PATH=str(programs(tmp_path)))
     assert done.returncode == 2

@@ -455,7 +455,7 @@ def test_a_collection_that_was_killed_goes_on_and_no_episode_is_lost_or_doubled(
 
 @needs_bubblewrap
 def test_the_smoke_mode_takes_another_model(launch: Launch, replay: Path) -> None:
-    done = launch("opd_4b", "--dry-run", SMOKE="1", STACX_SMOLLM2=str(replay / "smoke" / "student"))
+    done = launch("opd_4b", "--dry-run", SMOKE="1", SMOLLM2=str(replay / "smoke" / "student"))
     assert done.returncode == 0, done.stderr
     assert "opd: 2 rollouts of 2 x 1" in done.stdout
 

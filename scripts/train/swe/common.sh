@@ -93,7 +93,6 @@ read_variables() {
         [ "${seen[$name]}" = 1 ] || unset "$name"
     done
     RUN=$CACHE_ROOT/runs/$RUN_TAG
-    unset STACX_SMOLLM2 # No knob; `stacx` refuses what it does not know.
 }
 
 # refuse_contradictions METHOD

@@ -27,11 +27,11 @@ from stacx_core.swe.tasks import read_tasks
 EXAMPLES = Path(__file__).parents[3] / "examples" / "swe_tasks"
 LOOK = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
 EXPERT = f"{MiniSweExpert.__module__}:MiniSweExpert"
-PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
+PYTHON = os.environ.get("MINI_SWE_PYTHON", "")
 
 pytestmark = pytest.mark.skipif(
     not PYTHON,
-    reason="set STACX_MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
+    reason="set MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
 )
 
 

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 from stacx_core.rollout.episodes import FAILURES, Episode
 from stacx_core.swe.agent.bash_agent import ENDINGS
+from stacx_core.swe.harness.processes import HARNESS_CRASHED
 from stacx_core.swe.oracle import FULL_REWARD
 
 Who = Literal["environment", "student", "teacher"]
 ENDPOINT_FAILED = "endpoint_failed"
 INFRASTRUCTURE = (*FAILURES, ENDPOINT_FAILED)
 """Outcomes that say nothing about the agent."""
+_TOLD = ("solved", HARNESS_CRASHED, *(ending for ending in ENDINGS if ending != "solved"))
+"""What is counted and told of an episode; of several the first one."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,19 @@ class Trajectory:
         return not self.failed and self.reward >= FULL_REWARD
 
     @property
+    def crashed(self) -> bool:
+        """Whether the agent's program failed, which is a failure of the agent's, unless the task was solved."""
+        return not self.failed and self.counts.get(HARNESS_CRASHED, 0) > 0
+
+    @property
     def verdict(self) -> str:
-        """How it ended, in one word: an ending of the environment, the type of an error, or the outcome.
+        """How it ended, in one word: an ending of the environment or a crash, the type of an error, or the outcome.
 
         What was left unsolved at a limit has the name of the limit.
         """
         if self.outcome == "env_error":
             return self.error.partition(":")[0]
-        counted = [ending for ending in ENDINGS if self.counts.get(ending)]
+        counted = [ending for ending in _TOLD if self.counts.get(ending)]
         told = [ending for ending in counted if ending != "unsolved" or self.outcome == "done"]
         return next(iter(told), self.outcome)
 

@@ -102,6 +102,20 @@ def test_an_endpoint_that_is_away_says_nothing_of_the_model(evaluate: Any, serve
     assert len(episodes()) == 4
 
 
+def test_a_crash_is_a_failure_of_the_agent_with_a_name(evaluate: Any, program: Any, agent: str, tmp_path: Path) -> None:
+    crashing = program(Path(agent.split()[1]).read_text() + "raise SystemExit('it broke')")
+    done = evaluate(harness=crashing)
+    assert done.code == 0, done.err
+    assert "first #0: harness_crashed" in done.err
+    assert "it broke" in done.err
+    assert "2 episodes had a harness that crashed; they count" in done.out
+    summary = json.loads((tmp_path / "eval/summary.json").read_text())
+    assert (summary["evaluated"], summary["solved"], summary["harness_crashed"]) == (2, 0, 2)
+    assert summary["verdicts"] == {"harness_crashed": 2}
+    tasks = [json.loads(line) for line in (tmp_path / "eval/tasks.jsonl").read_text().splitlines()]
+    assert [(task["task"], task["harness_crashed"]) for task in tasks] == [("first", 1), ("second", 1)]
+
+
 def test_limits_are_failures_of_the_agent(evaluate: Any, server: Any, episodes: Any) -> None:
     full = (400, "This model's maximum context length is 5 tokens")
     server.refusals = [full, full, (200, '{"data": [{"id": "m"}]}')]

@@ -14,6 +14,7 @@ from stacx_core.rollout.engine import SamplingParams
 from stacx_core.swe.evaluation.endpoint import Endpoint
 from stacx_core.swe.evaluation.forwarding import Forwarder
 from stacx_core.swe.evaluation.journal import read_episodes
+from stacx_core.swe.evaluation.trajectory import Trajectory
 from stacx_core.swe.gateway.gateway import SessionServer
 from stacx_core.swe.gateway.settings import GatewaySettings
 
@@ -225,7 +226,10 @@ def test_other_agents_of_a_harness_make_branches(ask: Any, forwarding: Any, serv
     """What goes on from an answer stands behind it, though another agent spoke in between."""
     server.answer = lambda messages: messages[-1]["content"] + "!"
     first = ask([user("a")]).json["choices"][0]["message"]
-    ask([user("b")])
+    ask([{"role": "system", "content": "Be brief."}, user("b")])
     ask([user("a"), first, user("c")])
-    turns = forwarding.finish(forwarding._sessions["one"], 0.0).turns
-    assert [turn.text for turn in turns] == ["a!", "c!", "b!"]
+    ask([user("a"), first, user("d")])
+    episode = forwarding.finish(forwarding._sessions["one"], 0.0)
+    assert [turn.text for turn in episode.turns] == ["a!", "c!", "d!", "b!"]
+    shown = [(part.text, part.branch) for part in Trajectory.of_episode(episode).parts if part.who == "environment"]
+    assert shown == [("a", False), ("c", False), ("d", True), ("Be brief.", True), ("b", False)]

@@ -142,4 +142,5 @@ def test_it_is_evaluated_with_a_model_elsewhere(
     for episode in read_episodes(tmp_path / "eval/episodes.jsonl"):
         assert "<tool_call>" in episode.actions[0].text
         assert SUBMIT in episode.actions[-1].text
-        assert len(episode.actions) == len(episode.parts) - len(episode.actions)
+        assert len(episode.parts) == 1 + 2 * len(episode.actions)
+        assert not any(part.branch for part in episode.parts)

@@ -199,7 +199,7 @@ def harness(session: nox.Session) -> None:
     session.install(HARNESS)
     interpreter = shutil.which("python", path=session.bin)
     assert interpreter is not None
-    session.env["STACX_MINI_SWE_PYTHON"] = interpreter
+    session.env["MINI_SWE_PYTHON"] = interpreter
     tests = ["tests/swe/gateway/test_mini_swe_agent.py", "tests/swe/harness/test_mini_swe_agent.py"]
     python(session, "pytest", *(session.posargs or tests))
 

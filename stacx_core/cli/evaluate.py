@@ -127,6 +127,11 @@ def _print(summary: Summary) -> None:
     for k, estimate in summary.pass_at.items():
         click.echo(f"pass@{k}  {estimate}")
     print_table(("verdict", "episodes"), [(name, str(count)) for name, count in summary.verdicts.items()])
+    if summary.harness_crashed:
+        click.echo(
+            f"{summary.harness_crashed} episodes had a harness that crashed; they count, and stacx show-trajectory has "
+            "what it printed"
+        )
     if summary.infrastructure_errors:
         click.echo(
             f"{summary.infrastructure_errors} episodes ended by errors that say nothing about the model and are not "

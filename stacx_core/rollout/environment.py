@@ -69,6 +69,19 @@ class LimitedEnvironments(Protocol):
 
 
 @runtime_checkable
+class NumberedEnvironments(LimitedEnvironments, Protocol):
+    """Limited environments of so many tasks.
+
+    Attributes:
+        num_training: Tasks to train on.
+        num_held_out: Tasks to evaluate on.
+    """
+
+    num_training: int
+    num_held_out: int
+
+
+@runtime_checkable
 class ClosableEnvironments(LimitedEnvironments, Protocol):
     """Limited environments that can all be ended together."""
 

@@ -25,7 +25,7 @@ from stacx_core.rollout.environment import (
     Observation,
     Step,
 )
-from stacx_core.rollout.environments.loading import load_environment
+from stacx_core.rollout.environments.loading import run_environment
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Executor, Outcome, Turn
 from stacx_core.rollout.playing import RunsEpisodes, Who
 from stacx_core.rollout.sampled import sequence_limit
@@ -51,14 +51,15 @@ def episode_runner(
         first: The task to begin; the first training task by default.
 
     Raises:
-        ConfigError: There is no such environment or harness, or the first task fails or leaves no room for an action.
+        ConfigError: There is no such environment or harness, it has fewer tasks than are asked for, or the first task
+            fails or leaves no room for an action.
         DataError: The chat template refuses the first observation.
     """
     if args.harness is not None:
         from stacx_core.swe.harness.runner import harness_runner
 
         return harness_runner(args, tokenizer, context_length, first)
-    make = load_environment(args.environment)
+    make = run_environment(args)
     runner = EpisodeRunner(args, tokenizer, context_length, make)
     seed = (first or training_task(args, 0, 0)).seed
     (begun,) = timed_calls([partial(_begun, make, seed)], 1, runner.patience)
@@ -120,7 +121,7 @@ class EpisodeRunner(RunsEpisodes):
         args: The run's; see the knobs of the section ``environment``.
         tokenizer: Of the student.
         context_length: Of the student, when it has one.
-        make_environment: From :func:`stacx_core.rollout.environments.loading.load_environment`.
+        make_environment: From :func:`stacx_core.rollout.environments.loading.run_environment`.
 
     Raises:
         ConfigError: Not even one environment may be open.

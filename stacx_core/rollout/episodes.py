@@ -54,6 +54,9 @@ class Turn:
         weight_versions: Labels of the weights behind the ids, where the student's engine has labels.
         reported_tokens: How many tokens the action has, as a server says that keeps the ids to itself; then there are
             neither context nor ids.
+        branch: Whether it goes on from another turn than the one before, or from none, where several were made of
+            conversations that differ.
+        system: The system message of a conversation that begins here, where it is not part of the observation.
     """
 
     context: list[int]
@@ -65,6 +68,8 @@ class Turn:
     cut: bool = False
     weight_versions: list[str] = field(default_factory=list)
     reported_tokens: int | None = None
+    branch: bool = False
+    system: str = ""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from stacx_core import hookspecs
 from stacx_core.batch_keys import BATCH_KEYS
 from stacx_core.cli import main
 from stacx_core.host_knobs import HOST_KNOBS
+from stacx_core.knobs import PLUGIN_VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOOKS = [name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")]
@@ -66,3 +67,14 @@ def test_nothing_is_left_out_of_the_tables() -> None:
     keys = (DOCS / "reference" / "batch-keys.md").read_text(encoding="utf-8")
     assert [knob.flag for knob in HOST_KNOBS if f"| `{knob.flag}` | `{knob.env}` |" not in knobs] == []
     assert [name for name in BATCH_KEYS if f"| `{name}` |" not in keys] == []
+
+
+def test_no_variable_but_those_of_knobs_wears_their_prefix() -> None:
+    """``stacx train`` refuses one that it does not know, so that whoever exports it for the tests could not run it."""
+    root = DOCS.parent
+    kinds = ("noxfile.py", "tests/**/*.py", "scripts/**/*.py", "scripts/**/*.sh", "scripts/**/variables.txt")
+    files = [file for kind in kinds for file in root.glob(kind)]
+    used = r'env(?:iron)?(?:\.get\(|\[)"(STACX_\w+)|\$\{?(STACX_\w+)'
+    found = {name for file in files for pair in re.findall(used, file.read_text(encoding="utf-8")) for name in pair}
+    assert "STACX_SGLANG_PYTHON" in found
+    assert found <= {"", *PLUGIN_VARIABLES, *(knob.env for knob in HOST_KNOBS)}

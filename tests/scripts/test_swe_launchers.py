@@ -27,6 +27,8 @@ LAUNCHERS = {path.stem: path for path in sorted(SWE.glob("*/*.sh"))}
 METHODS = ("grpo", "sft", "opd", "dagger", "aggrevate")
 EXPERT = "stacx_core.swe.agent.expert:SolutionExpert"
 BASH = shutil.which("bash") or "bash"
+EVALUATION = {"HELD_OUT": str(SWE / "smoke_held_out.txt"), "EVAL_TASKS": "2"}
+GPUS = {"TASKS": str(EXAMPLES), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", **EVALUATION}
 LIMIT = 540
 """Seconds that a launcher may take before its processes are killed."""
 
@@ -149,8 +151,7 @@ def test_the_real_command_accepts_what_a_launcher_asks_for(launch: Launch, repla
         name,
         "--dry-run",
         TASKS=str(EXAMPLES),
-        HELD_OUT=str(SWE / "smoke_held_out.txt"),
-        EVAL_TASKS="2",
+        **EVALUATION,
         TEACHER=teachers[name.partition("_")[0]],
         TEACHER_HF=str(replay / "smoke" / "teacher"),
         BASE_HF=str(replay / "smoke" / "student"),
@@ -262,8 +263,7 @@ def test_the_key_of_a_tracker_is_in_no_command(launch: Launch) -> None:
     ],
 )
 def test_what_contradicts_is_refused(launch: Launch, name: str, variables: dict[str, str], message: str) -> None:
-    given = {"TASKS": str(EXAMPLES), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", **variables}
-    done = launch(name, **given)
+    done = launch(name, **{**GPUS, **variables})
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.startswith("error: ")
@@ -285,7 +285,8 @@ def test_any_path_can_name_the_tasks_and_those_held_out(launch: Launch, tmp_path
     for name in ("binary-search", "invoice-total"):
         shutil.copytree(EXAMPLES / name, tasks / name)
     names.write_text("binary-search\n")
-    given = {"TASKS": str(tasks), "HELD_OUT": str(names), "EVAL_TASKS": "1", "CACHE_ROOT": str(tmp_path / "my cache")}
+    given = {"TASKS": str(tasks), "HELD_OUT": str(names), "CACHE_ROOT": str(tmp_path / "my cache")}
+    given |= {"NUM_TASKS": "1", "EVAL_TASKS": "1"}
     done = launch("grpo_4b", "--dry-run", SMOKE="1", **given)
     assert done.returncode == 0, done.stderr
     assert "1 held out; nothing was trained" in done.stdout
@@ -303,7 +304,22 @@ def taken_port() -> Iterator[str]:
         yield str(server.getsockname()[1])
 
 
-GPUS = {"TASKS": str(EXAMPLES), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (None, "EVAL_TASKS is 100, but {tasks}/held_out.txt holds out 0 tasks; lower EVAL_TASKS, or set it to 0"),
+        ("# hard\n\n a\r\nb", "EVAL_TASKS is 100, but {tasks}/held_out.txt holds out 2 tasks"),
+    ],
+)
+def test_more_tasks_than_are_held_out_are_refused_before_anything_begins(
+    launch: Launch, tmp_path: Path, names: str | None, message: str
+) -> None:
+    if names is not None:
+        (tmp_path / "held_out.txt").write_text(names)
+    done = launch("sft_4b", TASKS=str(tmp_path))
+    assert (done.returncode, message.format(tasks=tmp_path) in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_port_of_another_run_is_refused(launch: Launch, taken_port: str) -> None:
@@ -326,8 +342,8 @@ def test_the_teachers_server_ends_with_the_run(launch: Launch, tmp_path: Path, m
     serve = f"{shlex.quote(sys.executable)} -m http.server --bind 127.0.0.1 {port}"
     server.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec python3 "$@"\nexec {serve}\n')
     server.chmod(0o755)
-    variables = {"BASE_HF": str(models / "student"), "HELD_OUT": str(SWE / "smoke_held_out.txt"), "EVAL_TASKS": "2"}
-    variables |= {
+    variables = {
+        "BASE_HF": str(models / "student"),
         "MAX_RESPONSE_LEN": "64",
         "SGLANG_URL": "http://127.0.0.1:9",
         "SGLANG_PYTHON": str(server),
@@ -439,7 +455,7 @@ def test_a_collection_that_was_killed_goes_on_and_no_episode_is_lost_or_doubled(
 
 @needs_bubblewrap
 def test_the_smoke_mode_takes_another_model(launch: Launch, replay: Path) -> None:
-    done = launch("opd_4b", "--dry-run", SMOKE="1", STACX_SMOLLM2=str(replay / "smoke" / "student"))
+    done = launch("opd_4b", "--dry-run", SMOKE="1", SMOLLM2=str(replay / "smoke" / "student"))
     assert done.returncode == 0, done.stderr
     assert "opd: 2 rollouts of 2 x 1" in done.stdout
 

@@ -93,7 +93,6 @@ read_variables() {
         [ "${seen[$name]}" = 1 ] || unset "$name"
     done
     RUN=$CACHE_ROOT/runs/$RUN_TAG
-    unset STACX_SMOLLM2 # No knob; `stacx` refuses what it does not know.
 }
 
 # refuse_contradictions METHOD
@@ -145,9 +144,18 @@ refuse_surroundings() {
         command -v bwrap >/dev/null || refuse "SANDBOX=bubblewrap needs bubblewrap, which is not installed: install it" \
             "(apt install bubblewrap, dnf install bubblewrap), or choose another SANDBOX"
     fi
+    [ "$EVAL_TASKS" -eq 0 ] || refuse_evaluation "${HELD_OUT:-$TASKS/held_out.txt}"
     command -v stacx >/dev/null || refuse "the command stacx is not installed, or its environment is not active"
     mkdir -p "$CACHE_ROOT" 2>/dev/null && [ -w "$CACHE_ROOT" ] || refuse "CACHE_ROOT is '$CACHE_ROOT', where nothing" \
         "can be written"
+}
+
+# refuse_evaluation FILE: refuses more tasks than the names in the file.
+refuse_evaluation() {
+    local there=0
+    [ ! -f "$1" ] || there=$(grep -cvE '^[[:space:]]*(#|$)' "$1" || true)
+    [ "$EVAL_TASKS" -le "$there" ] || refuse "EVAL_TASKS is $EVAL_TASKS, but $1 holds out $there tasks; lower" \
+        "EVAL_TASKS, or set it to 0 for no evaluation"
 }
 
 refuse_teacher() {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stacx_core.config import resolve_object
 from stacx_core.errors import ConfigError, RecipeError, nearest
-from stacx_core.rollout.environment import MakeEnvironment
+from stacx_core.knobs import Args
+from stacx_core.rollout.environment import MakeEnvironment, NumberedEnvironments
 
 _METHODS = ("reset", "step", "render", "close")
 _HARBOR = "harbor"
@@ -27,6 +28,29 @@ def task_contents(reference: str | None) -> str:
     from stacx_core.swe.agent.harbor import harbor_contents
 
     return harbor_contents(reference.partition(":")[2])
+
+
+def run_environment(args: Args) -> MakeEnvironment:
+    """What makes the environments of ``--environment``, which has as many tasks as a run asks for.
+
+    Raises:
+        ConfigError: ``--num-tasks`` or ``--eval-tasks`` is more than there are, or as of :func:`load_environment`.
+        DataError: As of :func:`load_environment`.
+    """
+    make = load_environment(args.environment)
+    if isinstance(make, NumberedEnvironments):
+        _check_count("--num-tasks", args.num_tasks, make.num_training, "to train on", args.environment)
+        _check_count("--eval-tasks", args.eval_tasks, make.num_held_out, "held out", args.environment)
+    return make
+
+
+def _check_count(flag: str, wanted: int | None, there: int, what: str, reference: str) -> None:
+    """Refuse more tasks than there are; where there is none at all, its first one says so."""
+    if there and wanted is not None and wanted > there:
+        raise ConfigError(
+            f"{flag} is {wanted}, but --environment {reference} has {there} task{'s' * (there != 1)} {what}; "
+            f"pass {flag} {there}{' or less' * (there > 1)}"
+        )
 
 
 def load_environment(reference: str) -> MakeEnvironment:

@@ -41,6 +41,7 @@ class HarborTasks:
         settings: How the agent is dealt with.
         at_once: Environments at a time.
         longest_call: Seconds that a call may take by the limits of the tasks.
+        num_training, num_held_out: How many tasks there are.
 
     Raises:
         ConfigError: The machine does not hold that many sandboxes.
@@ -57,6 +58,7 @@ class HarborTasks:
     ) -> None:
         tasks = [*training, *held_out]
         self._tasks = (training, held_out)
+        self.num_training, self.num_held_out = len(training), len(held_out)
         self.pool = SandboxPool(provider, pool, tasks)
         self.settings, self._name = settings, name
         limits = [(t.limits.build_timeout, t.limits.verifier_timeout, settings.command_timeout) for t in tasks]

@@ -19,7 +19,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospa
 .who { font-size: .8rem; color: var(--environment); } summary { cursor: pointer; }
 .badge { border-radius: .4rem; padding: .05rem .5rem; border: 1px solid var(--line); }
 .solved { background: #2b94; } .error { background: #d534; }
-.trained { outline: 1px dotted var(--line); outline-offset: .1rem; }
+.branch { margin-top: 3rem; } .trained { outline: 1px dotted var(--line); outline-offset: .1rem; }
 """
 _FOLDED = 6
 """Lines of what the environment said that are shown without unfolding."""
@@ -65,15 +65,16 @@ def _episode(number: int, trajectory: Trajectory) -> str:
 
 
 def _part(part: Part, acted: bool) -> str:
-    kind = f"{part.who} trained" if part.mask else part.who
+    kind = f"{part.who}{' trained' * bool(part.mask)}{' branch' * part.branch}"
     text = _folded(part.text, True) if acted and part.who == "environment" else f"<pre>{escape(part.text)}</pre>"
     return _framed(kind, part_label(part), text)
 
 
 def part_label(part: Part) -> str:
-    """Who said a part, how long it is, and whether it is trained on."""
+    """Who said a part, how long it is, whether it is trained on, and whether a branch begins with it."""
+    begins = "a branch begins: " if part.branch else ""
     tokens = "" if part.tokens is None else f", {part.tokens} tokens"
-    return f"{part.who}{tokens}, mask {part.mask}{', cut at the length limit' if part.cut else ''}"
+    return f"{begins}{part.who}{tokens}, mask {part.mask}{', cut at the length limit' if part.cut else ''}"
 
 
 def _framed(kind: str, label: str, inside: str) -> str:

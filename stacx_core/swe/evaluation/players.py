@@ -60,7 +60,7 @@ class CheckpointPlayer:
         model = load_model(args.hf_checkpoint, DTYPES[args.dtype], pick_device(args.device))
         self._engine = LocalEngine(model, stop_ids(model, tokenizer), args.rollout_max_running)
         args = args.replace(env_workers=make.at_once)
-        # A turn has the user's message alone; what a harness says before it is not known here.
+        # A turn has the user's message alone, but for those of a harness.
         self._opening = [Part("environment", SYSTEM)] if args.harness is None else []
         length = context_length(args.hf_checkpoint)
         self._runner = (

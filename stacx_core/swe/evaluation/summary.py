@@ -20,13 +20,15 @@ class TaskResult:
         task: Its name.
         evaluated: Episodes that say something about the agent.
         solved: Those with the full reward.
-        infrastructure_errors: The others.
+        harness_crashed: Those whose harness crashed, solved or not.
+        infrastructure_errors: Episodes that say nothing about it.
         reward_mean: Over those evaluated; None without any.
     """
 
     task: str
     evaluated: int
     solved: int
+    harness_crashed: int
     infrastructure_errors: int
     reward_mean: float | None
 
@@ -66,6 +68,11 @@ class Summary:
         return all(task.evaluated == self.samples for task in self.tasks)
 
     @property
+    def harness_crashed(self) -> int:
+        """Evaluated episodes whose harness crashed, solved or not."""
+        return sum(task.harness_crashed for task in self.tasks)
+
+    @property
     def infrastructure_errors(self) -> int:
         """Episodes that say nothing about the agent."""
         return sum(task.infrastructure_errors for task in self.tasks)
@@ -78,6 +85,7 @@ class Summary:
             "samples": self.samples,
             "evaluated": sum(task.evaluated for task in self.tasks),
             "solved": sum(task.solved for task in self.tasks),
+            "harness_crashed": self.harness_crashed,
             "infrastructure_errors": self.infrastructure_errors,
             "confidence": 0.95,
             **{f"pass@{k}": asdict(estimate) for k, estimate in self.pass_at.items()},
@@ -122,6 +130,7 @@ def _result(task: str, trajectories: Sequence[Trajectory]) -> TaskResult:
         task,
         len(evaluated),
         sum(t.solved for t in evaluated),
+        sum(t.crashed for t in evaluated),
         len(trajectories) - len(evaluated),
         fmean(t.reward for t in evaluated) if evaluated else None,
     )

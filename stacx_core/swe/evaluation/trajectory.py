@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from stacx_core.rollout.episodes import FAILURES, Episode
+from stacx_core.rollout.episodes import FAILURES, Episode, Turn
 from stacx_core.swe.agent.bash_agent import ENDINGS
+from stacx_core.swe.harness.processes import HARNESS_CRASHED
 from stacx_core.swe.oracle import FULL_REWARD
 
 Who = Literal["environment", "student", "teacher"]
 ENDPOINT_FAILED = "endpoint_failed"
 INFRASTRUCTURE = (*FAILURES, ENDPOINT_FAILED)
 """Outcomes that say nothing about the agent."""
+_TOLD = ("solved", HARNESS_CRASHED, *(ending for ending in ENDINGS if ending != "solved"))
+"""What is counted and told of an episode; of several the first one."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Part:
         tokens: Its length in tokens, where that is known.
         mask: 1 where the tokens are (or would be) trained on.
         cut: Whether it was cut at the length limit.
+        branch: Whether what follows goes on from another place than the part before, or begins anew.
     """
 
     who: Who
@@ -33,6 +37,7 @@ class Part:
     tokens: int | None = None
     mask: int = 0
     cut: bool = False
+    branch: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,19 @@ class Trajectory:
         return not self.failed and self.reward >= FULL_REWARD
 
     @property
+    def crashed(self) -> bool:
+        """Whether the agent's program failed, which is a failure of the agent's, unless the task was solved."""
+        return not self.failed and self.counts.get(HARNESS_CRASHED, 0) > 0
+
+    @property
     def verdict(self) -> str:
-        """How it ended, in one word: an ending of the environment, the type of an error, or the outcome.
+        """How it ended, in one word: an ending of the environment or a crash, the type of an error, or the outcome.
 
         What was left unsolved at a limit has the name of the limit.
         """
         if self.outcome == "env_error":
             return self.error.partition(":")[0]
-        counted = [ending for ending in ENDINGS if self.counts.get(ending)]
+        counted = [ending for ending in _TOLD if self.counts.get(ending)]
         told = [ending for ending in counted if ending != "unsolved" or self.outcome == "done"]
         return next(iter(told), self.outcome)
 
@@ -108,12 +118,13 @@ class Trajectory:
     @classmethod
     def of_episode(cls, episode: Episode) -> Trajectory:
         """From a played episode."""
-        parts, known = list[Part](), 0
-        for turn in episode.turns:
-            seen = max(len(turn.context) - known, 0) if turn.context else None
-            parts.append(Part("environment", turn.observation, seen))
+        parts = list[Part]()
+        for number, turn in enumerate(episode.turns):
+            seen = len(turn.context) - _known(turn, episode.turns[:number]) if turn.context else None
+            if turn.system:
+                parts.append(Part("environment", turn.system, branch=turn.branch))
+            parts.append(Part("environment", turn.observation, seen, branch=turn.branch and not turn.system))
             parts.append(Part(turn.executor, turn.text, len(turn.ids) or turn.reported_tokens, 1, turn.cut))
-            known = len(turn.context) + len(turn.ids)
         return cls(
             episode.task_id,
             episode.sample,
@@ -124,3 +135,12 @@ class Trajectory:
             {name: count for name, count in episode.counts.items() if count},
             episode.last_words,
         )
+
+
+def _known(turn: Turn, earlier: Sequence[Turn]) -> int:
+    """How many ids of a turn's context are those of the latest turn that it goes on from."""
+    for before in reversed(earlier):
+        said = [*before.context, *before.ids]
+        if turn.context[: len(said)] == said:
+            return len(said)
+    return 0

@@ -58,6 +58,11 @@ def newest_text(messages: Sequence[Message]) -> str:
     return "\n".join(reversed(said))
 
 
+def system_text(messages: Sequence[Message]) -> str:
+    """What the system messages say."""
+    return "\n".join(message["content"] for message in messages if message["role"] == "system")
+
+
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, dict):
         raise bad_request(f"{where} must be an object, not {type(item).__name__}", where)

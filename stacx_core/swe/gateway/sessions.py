@@ -12,7 +12,7 @@ from stacx_core.data.sample import Message
 from stacx_core.errors import TeacherError
 from stacx_core.rollout.episodes import Episode, EpisodeTask, Outcome, Turn
 from stacx_core.swe.gateway.errors import ApiError, unavailable, unknown_session
-from stacx_core.swe.gateway.messages import message_key, newest_text
+from stacx_core.swe.gateway.messages import message_key, newest_text, system_text
 from stacx_core.swe.gateway.rendering import Renderer, Tools
 
 COUNTED = ("malformed_tool_calls", "context_overflows", "cut", "refused", "abandoned")
@@ -131,7 +131,10 @@ class Session:
         if self.over:
             raise unknown_session(self.name)
         call = Call(turn)
-        (self._roots if asked.parent is None else asked.parent.next).append(call)
+        siblings = self._roots if asked.parent is None else asked.parent.next
+        turn.branch = bool(siblings)
+        turn.system = system_text(asked.messages) if asked.parent is None else ""
+        siblings.append(call)
         self._by_conversation[_digests([*asked.messages, answer], asked.tools)[-1]] = call
         self.trouble = None
         self.counts.update(cut=turn.cut, malformed_tool_calls=malformed)

@@ -20,7 +20,7 @@ from stacx_core.swe.gateway.gateway import SessionServer
 from stacx_core.swe.gateway.sessions import Session
 from stacx_core.swe.harness.bridge import Bridge
 from stacx_core.swe.harness.commands import Harness
-from stacx_core.swe.harness.processes import Ended, Processes
+from stacx_core.swe.harness.processes import HARNESS_CRASHED, Ended, Processes
 from stacx_core.swe.oracle import FULL_REWARD
 from stacx_core.swe.sandboxes import Sandbox
 from stacx_core.swe.side_by_side import side_by_side
@@ -29,7 +29,7 @@ from stacx_core.swe.verifying import Verification, verify
 
 MODEL = "policy"
 """The name under which a harness finds the model."""
-EVENTS = ("solved", "unsolved", "tests_over_limit", "agent_timeout", "harness_crashed")
+EVENTS = ("solved", "unsolved", "tests_over_limit", "agent_timeout", HARNESS_CRASHED)
 """How a harness's run came out: whether the tests gave the full reward or were ended at a limit, whether its time was
 up, and whether it ended with another exit code than 0 though its last request was answered."""
 _TAIL = 2_000
@@ -113,7 +113,7 @@ class HarnessEpisodes:
             "unsolved": scored is not None and reward < FULL_REWARD,
             "tests_over_limit": scored is not None and scored.over_limit != "",
             "agent_timeout": ended.timed_out,
-            "harness_crashed": ended.exit_code != 0 and not ended.timed_out and session.trouble is None,
+            HARNESS_CRASHED: ended.exit_code != 0 and not ended.timed_out and session.trouble is None,
         }
         episode.counts.update({name: int(happened[name]) for name in EVENTS})
         episode.last_words = _last_words(ended, scored)

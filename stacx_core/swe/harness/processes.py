@@ -16,6 +16,8 @@ from stacx_core.errors import EpisodeError
 from stacx_core.rollout import keeper
 from stacx_core.swe.sandboxes.supervisor import CHUNK, HeadTail
 
+HARNESS_CRASHED = "harness_crashed"
+"""What is counted when a harness ends with another exit code than 0 by its own doing."""
 OUTPUT_LIMIT = 32_000
 """Bytes of a harness's output that are kept, half of them from its beginning and half from its end."""
 

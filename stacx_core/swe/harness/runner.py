@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from stacx_core.errors import ConfigError, StacxError
 from stacx_core.knobs import Args
 from stacx_core.rollout.engine import RolloutEngine, SamplingParams
-from stacx_core.rollout.environments.loading import load_environment
+from stacx_core.rollout.environments.loading import run_environment
 from stacx_core.rollout.episodes import Episode, EpisodeTask
 from stacx_core.rollout.playing import RunsEpisodes, Who
 from stacx_core.rollout.sampled import sequence_limit
@@ -35,11 +35,11 @@ def harness_runner(
         first: The task to begin; the first training task by default.
 
     Raises:
-        ConfigError: The harness cannot be run, ``--environment`` names no folder of tasks, the sandbox of the first
-            one cannot be opened, or the tokenizer has no chat template.
+        ConfigError: The harness cannot be run, ``--environment`` names no folder of tasks, or one of fewer than are
+            asked for, the sandbox of the first one cannot be opened, or the tokenizer has no chat template.
     """
     harness = load_harness(args.harness)
-    make = load_environment(args.environment)
+    make = run_environment(args)
     if not isinstance(make, HarborTasks):
         raise ConfigError(
             f"--harness works on the tasks of --environment harbor:FOLDER, not in {args.environment}; drop one of them"

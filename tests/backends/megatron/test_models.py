@@ -139,11 +139,11 @@ def test_a_model_comes_back_byte_for_byte(layout: str, model: str, results: Any,
     assert exported == (folders[model] / "model.safetensors").read_bytes()
 
 
-@pytest.mark.skipif(not os.environ.get("STACX_SMOLLM2"), reason="STACX_SMOLLM2 names no folder of SmolLM2-135M")
+@pytest.mark.skipif(not os.environ.get("SMOLLM2"), reason="SMOLLM2 names no folder of SmolLM2-135M")
 def test_a_pretrained_model_agrees(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder = os.environ["STACX_SMOLLM2"]
+    folder = os.environ["SMOLLM2"]
     cases = {"pp": ({"pipeline": 2}, {"smollm2": folder}, str(tmp_path))}
     ranks = [found["pp"]["smollm2"] for found in spawn(2, compute, cases)]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

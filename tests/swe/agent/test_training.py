@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from stacx_core.rollout.tasks import held_out_tasks
+import pytest
 
 EXPERT = "stacx_core.swe.agent.expert:SolutionExpert"
 
@@ -43,11 +43,31 @@ def test_grpo_trains_on_episodes_and_leaves_out_broken_sandboxes(run, metrics, t
     assert any(row.get("eval/count_malformed_actions") == 2.0 for row in rows)
 
 
-def test_held_out_tasks_that_are_not_there_are_missed_at_the_start(run, folder, host_args):
+def test_held_out_tasks_that_are_not_there_are_missed_at_the_start(run, folder):
     (folder / "held_out.txt").unlink()
     done = run("grpo", "--eval-tasks", "1")
     assert (done.code, "has no held-out tasks" in done.err) == (2, True), done.err
-    assert [task.seed for task in held_out_tasks(host_args(environment=f"harbor:{folder}", eval_tasks=3))] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("way", [[], ["--dry-run"], ["--harness", "true"]])
+def test_more_tasks_than_there_are_are_refused(run, folder, way):
+    done = run("grpo", "--eval-tasks", "2", *way)
+    assert done.code == 2
+    told = f"--eval-tasks is 2, but --environment harbor:{folder} has 1 task held out; pass --eval-tasks 1"
+    assert told in " ".join(done.err.split())
+    done = run("grpo", "--num-tasks", "3", *way)
+    assert done.code == 2
+    told = f"--num-tasks is 3, but --environment harbor:{folder} has 2 tasks to train on; pass --num-tasks 2 or less"
+    assert told in " ".join(done.err.split())
+
+
+def test_an_evaluation_alone_asks_for_no_more_tasks_than_there_are(stacx, folder, speaker, tmp_path):
+    told = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "sft.jsonl").write_text(json.dumps({"messages": told}) + "\n")
+    given = ["--prompt-data", tmp_path / "sft.jsonl", "--input-key", "messages", "--hf-checkpoint", speaker]
+    given += ["--num-epoch", "1", "--rollout-batch-size", "1", "--environment", f"harbor:{folder}", "--eval-tasks", "2"]
+    done = stacx("train", "--algorithm", "sft", *given, "--output-dir", tmp_path / "run", "--dry-run")
+    assert (done.code, "has 1 task held out" in " ".join(done.err.split())) == (2, True), done.err
 
 
 def test_dagger_mixes_the_expert_in(run, metrics, folder, tmp_path):

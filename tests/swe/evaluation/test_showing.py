@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from stacx_core.errors import DataError
+from stacx_core.rollout.episodes import Episode, Turn
 from stacx_core.swe.evaluation.page import trajectories_page
 from stacx_core.swe.evaluation.reading import read_trajectories
 from stacx_core.swe.evaluation.terminal import print_trajectory
@@ -84,6 +85,27 @@ def test_a_terminal_folds_too_and_obeys_nothing() -> None:
     assert "[bold]there\N{REPLACEMENT CHARACTER}[2J" in shown
     assert "SandboxError: gone" in shown
     assert "\x1b" not in shown
+
+
+def test_branches_are_told_and_their_tokens_counted_from_where_they_begin() -> None:
+    """The second turn goes on from the first and so does the third; the fourth is of another agent."""
+    turns = [
+        Turn([1, 2], "task", "student", [3], [0.0], "look"),
+        Turn([1, 2, 3, 4], "found", "student", [5], [0.0], "mend"),
+        Turn([1, 2, 3, 6, 7, 8], "anew", "student", [9], [0.0], "think", branch=True),
+        Turn([5, 5, 5, 5], "help", "student", [6], [0.0], "done", branch=True, system="You help."),
+    ]
+    made = Trajectory.of_episode(Episode(0, 0, 0, "t", turns=turns))
+    assert [(part.text, part.tokens, part.branch) for part in made.parts if part.who == "environment"] == [
+        ("task", 2, False),
+        ("found", 1, False),
+        ("anew", 3, True),
+        ("You help.", None, True),
+        ("help", 4, False),
+    ]
+    assert Trajectory.of_record(json.loads(json.dumps(made.record()))) == made
+    assert printed(made).count("a branch begins: environment") == 2
+    assert trajectories_page("t", [(0, made)]).count("a branch begins: environment") == 2
 
 
 def test_a_corpus_is_cut_where_the_author_changes(tmp_path) -> None:

@@ -36,6 +36,21 @@ def test_infrastructure_errors_are_in_no_denominator(episode):
     assert summary.tasks[0].record()["pass@2"] == 1.0
 
 
+def test_a_harness_that_crashed_is_a_failure_with_a_name(episode):
+    trajectories = [
+        episode("a", 0, reward=1.0, counts={"solved": 1, "harness_crashed": 1}),
+        episode("a", 1, reward=0.0, counts={"unsolved": 1, "harness_crashed": 1}),
+        episode("b", 0, reward=0.0, counts={"unsolved": 1}),
+        episode("b", 1, outcome="env_error", error="SandboxError: gone", counts={"harness_crashed": 1}),
+    ]
+    assert [t.verdict for t in trajectories] == ["solved", "harness_crashed", "unsolved", "SandboxError"]
+    summary = summarize(["a", "b"], 2, trajectories)
+    assert [(t.evaluated, t.solved, t.harness_crashed) for t in summary.tasks] == [(2, 1, 2), (1, 0, 0)]
+    assert (summary.record()["harness_crashed"], summary.record()["evaluated"]) == (2, 3)
+    assert summary.verdicts["harness_crashed"] == 1
+    assert summary.pass_at[1].value == 0.25
+
+
 def test_a_summary_of_nothing_is_not_complete():
     summary = summarize(["a"], 1, [])
     assert (summary.complete, summary.pass_at, summary.turns_mean) == (False, {}, None)

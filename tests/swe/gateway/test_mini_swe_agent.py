@@ -15,11 +15,11 @@ from stacx_core.rollout.teachers.scripted import ScriptedTeacher
 from stacx_core.swe.gateway.gateway import Gateway
 from stacx_core.swe.gateway.sessions import Session
 
-PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
+PYTHON = os.environ.get("MINI_SWE_PYTHON", "")
 
 pytestmark = pytest.mark.skipif(
     not PYTHON,
-    reason="set STACX_MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
+    reason="set MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
 )
 
 SECONDS = 240

@@ -14,6 +14,7 @@ from stacx_core.rollout.engine import SamplingParams
 from stacx_core.swe.evaluation.endpoint import Endpoint
 from stacx_core.swe.evaluation.forwarding import Forwarder
 from stacx_core.swe.evaluation.journal import read_episodes
+from stacx_core.swe.evaluation.trajectory import Trajectory
 from stacx_core.swe.gateway.gateway import SessionServer
 from stacx_core.swe.gateway.settings import GatewaySettings
 
@@ -100,6 +101,20 @@ def test_an_endpoint_that_is_away_says_nothing_of_the_model(evaluate: Any, serve
     again = evaluate("--endpoint-model", "m")
     assert (again.code, "pass@1  1.000" in again.out) == (0, True), again.err
     assert len(episodes()) == 4
+
+
+def test_a_crash_is_a_failure_of_the_agent_with_a_name(evaluate: Any, program: Any, agent: str, tmp_path: Path) -> None:
+    crashing = program(Path(agent.split()[1]).read_text() + "raise SystemExit('it broke')")
+    done = evaluate(harness=crashing)
+    assert done.code == 0, done.err
+    assert "first #0: harness_crashed" in done.err
+    assert "it broke" in done.err
+    assert "2 episodes had a harness that crashed; they count" in done.out
+    summary = json.loads((tmp_path / "eval/summary.json").read_text())
+    assert (summary["evaluated"], summary["solved"], summary["harness_crashed"]) == (2, 0, 2)
+    assert summary["verdicts"] == {"harness_crashed": 2}
+    tasks = [json.loads(line) for line in (tmp_path / "eval/tasks.jsonl").read_text().splitlines()]
+    assert [(task["task"], task["harness_crashed"]) for task in tasks] == [("first", 1), ("second", 1)]
 
 
 def test_limits_are_failures_of_the_agent(evaluate: Any, server: Any, episodes: Any) -> None:
@@ -211,7 +226,10 @@ def test_other_agents_of_a_harness_make_branches(ask: Any, forwarding: Any, serv
     """What goes on from an answer stands behind it, though another agent spoke in between."""
     server.answer = lambda messages: messages[-1]["content"] + "!"
     first = ask([user("a")]).json["choices"][0]["message"]
-    ask([user("b")])
+    ask([{"role": "system", "content": "Be brief."}, user("b")])
     ask([user("a"), first, user("c")])
-    turns = forwarding.finish(forwarding._sessions["one"], 0.0).turns
-    assert [turn.text for turn in turns] == ["a!", "c!", "b!"]
+    ask([user("a"), first, user("d")])
+    episode = forwarding.finish(forwarding._sessions["one"], 0.0)
+    assert [turn.text for turn in episode.turns] == ["a!", "c!", "d!", "b!"]
+    shown = [(part.text, part.branch) for part in Trajectory.of_episode(episode).parts if part.who == "environment"]
+    assert shown == [("a", False), ("c", False), ("d", True), ("Be brief.", True), ("b", False)]

@@ -27,11 +27,11 @@ from stacx_core.swe.tasks import read_tasks
 EXAMPLES = Path(__file__).parents[3] / "examples" / "swe_tasks"
 LOOK = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "pwd; id -un"}}\n</tool_call>'
 EXPERT = f"{MiniSweExpert.__module__}:MiniSweExpert"
-PYTHON = os.environ.get("STACX_MINI_SWE_PYTHON", "")
+PYTHON = os.environ.get("MINI_SWE_PYTHON", "")
 
 pytestmark = pytest.mark.skipif(
     not PYTHON,
-    reason="set STACX_MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
+    reason="set MINI_SWE_PYTHON to a Python that has the package mini-swe-agent, in an environment of its own",
 )
 
 
@@ -142,4 +142,5 @@ def test_it_is_evaluated_with_a_model_elsewhere(
     for episode in read_episodes(tmp_path / "eval/episodes.jsonl"):
         assert "<tool_call>" in episode.actions[0].text
         assert SUBMIT in episode.actions[-1].text
-        assert len(episode.actions) == len(episode.parts) - len(episode.actions)
+        assert len(episode.parts) == 1 + 2 * len(episode.actions)
+        assert not any(part.branch for part in episode.parts)

@@ -10,21 +10,22 @@ the seeds, and writes ``table.md`` and ``curves.png`` into the folder. Needs bub
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from commands import stacx
-from limit_tasks import make_student, write_tasks
+from limit_tasks import CHECKS, make_student, write_tasks
 from success import HEAD, curve_of, draw, metrics_of, three_looks
 
-EXPERT = ("--teacher", "limit_tasks:expert")
+EXPERT = ("--teacher", "limit_tasks:LimitExpert")
 EXPERT_TURNS = 4
 """Of an episode that the expert plays: check, mend, check, submit."""
-PLAY = ("--rollout-max-response-len", "24", "--max-turns", "10")
+PLAY = ("--rollout-max-response-len", "24", "--max-turns", "12")
 TRAIN = ("--num-threads", "1", "--max-tokens-per-gpu", "16384", "--num-steps-per-rollout", "4", "--lr", "1e-3")
 FAILURES = {
     "submitted unsolved": "eval/count_unsolved",
@@ -51,11 +52,11 @@ class Scale:
     seeds: tuple[int, ...] = (0, 1, 2)
     tasks: int = 400
     held_out: int = 200
-    warm_episodes: int = 32
-    warm_epochs: int = 60
+    warm_episodes: int = 64
+    warm_epochs: int = 40
     rollouts: int = 20
-    episodes: int = 4
-    replay: int = 28
+    episodes: int = 8
+    replay: int = 24
     epochs: int = 4
     eval_interval: int = 5
 
@@ -63,35 +64,37 @@ class Scale:
 TINY = Scale((0,), 8, 4, warm_episodes=4, warm_epochs=2, rollouts=2, episodes=4, replay=4, epochs=1, eval_interval=1)
 
 DAGGER = ("--algorithm", "online_dagger", *EXPERT, "--rollout-batch-size", "{episodes}")
-FALLING = ("--dagger-beta-decay", "{rollouts}")
 SFT = ("--algorithm", "sft", "--rollout-batch-size", "{all}", "--prompt-data")
 ARMS = {
-    "online_dagger": (*DAGGER, *FALLING, "--dagger-replay", "{replay}"),
-    "online_dagger, nothing replayed": (*DAGGER, *FALLING),
+    "online_dagger": (*DAGGER, "--dagger-replay", "{replay}"),
+    "online_dagger, nothing replayed": DAGGER,
     "sft on as many expert turns": (*SFT, "{corpus}"),
 }
 """The flags of each arm, in which ``{...}`` are filled in; `online_dagger` is first, since `sft` gets as many turns."""
 
 
 @dataclass(frozen=True)
-class Seed:
-    """All arms of one seed.
+class Contest:
+    """All arms of one seed, on tasks with one kind of check.
 
     Args:
-        folder: Of the seed.
-        tasks: Folder of the tasks.
+        tasks: Their folder.
         seed: Of everything.
         scale: How much is run.
     """
 
-    folder: Path
     tasks: Path
     seed: int
     scale: Scale
 
+    @property
+    def folder(self) -> Path:
+        """Where it is written."""
+        return self.tasks.with_name(f"{self.tasks.name}_seed_{self.seed}")
+
     def run(self) -> None:
         """Learn the common start, then run every arm."""
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir()
         make_student(self.folder / "model", self.tasks, self.seed)
         self._collect("warm", self.scale.warm_episodes, self.seed + 1000)
         epochs = ("--num-epoch", str(self.scale.warm_epochs))
@@ -160,17 +163,16 @@ class Seed:
         return ("--environment", f"harbor:{self.tasks}", "--num-tasks", str(self.scale.tasks))
 
 
-def table(seeds: list[Seed]) -> str:
+def table(contests: dict[str, list[Contest]]) -> str:
     """What every arm cost, its success, and why it fails at the end: means, and a range over the seeds."""
-    columns = ("arm", "expert turns", "their tokens", *HEAD.split(" | "), *FAILURES)
+    columns = ("check", "arm", "expert turns", "their tokens", *HEAD.split(" | "), *FAILURES)
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for arm in ARMS:
-        cost = [statistics.mean(count(arm) for count in counts) for counts in (
-            [seed.expert_turns for seed in seeds], [seed.expert_tokens for seed in seeds])]  # fmt: skip
-        failures = [statistics.mean(shares) for shares in zip(*(seed.failures(arm) for seed in seeds), strict=True)]
-        looks = three_looks([curve_of(seed.output(arm)) for seed in seeds])
-        costs, shares = (" | ".join(cells) for cells in ([f"{c:,.0f}" for c in cost], [f"{f:.3f}" for f in failures]))
-        lines.append(f"| {arm} | {costs} | {looks} | {shares} |")
+    for check, arm in itertools.product(contests, ARMS):
+        seeds = contests[check]
+        costs = [mean([seed.expert_turns(arm) for seed in seeds]), mean([seed.expert_tokens(arm) for seed in seeds])]
+        cells = [*(f"{cost:,.0f}" for cost in costs), three_looks([curve_of(seed.output(arm)) for seed in seeds])]
+        cells += [f"{mean(shares):.3f}" for shares in zip(*(seed.failures(arm) for seed in seeds), strict=True)]
+        lines.append(f"| {check} | {arm} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -182,15 +184,21 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="one seed and a few tasks, to see that it runs")
     options = parser.parse_args()
     scale, began = TINY if options.tiny else Scale(), time.perf_counter()
-    tasks = options.output / "tasks"
-    write_tasks(tasks, scale.tasks, scale.held_out)
-    stacx("tasks", "run-oracle", str(tasks), "--jobs", str(options.jobs), log=options.output / "oracle.log")
-    seeds = [Seed(options.output / f"seed_{seed}", tasks, seed, scale) for seed in scale.seeds]
+    contests: dict[str, list[Contest]] = {}
+    for check in CHECKS:
+        tasks = options.output / check
+        write_tasks(tasks, check, scale.tasks, scale.held_out)
+        stacx("tasks", "run-oracle", str(tasks), "--jobs", str(options.jobs), log=options.output / f"{check}.log")
+        contests[check] = [Contest(tasks, seed, scale) for seed in scale.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(Seed.run, seeds))
-    text = table(seeds)
+        list(pool.map(Contest.run, itertools.chain(*contests.values())))
+    text = table(contests)
     (options.output / "table.md").write_text(text, encoding="utf-8")
-    draw({"": {arm: [curve_of(seed.output(arm)) for seed in seeds] for arm in ARMS}}, options.output / "curves.png")
+    curves = {
+        f"{check} check": {arm: [curve_of(seed.output(arm)) for seed in seeds] for arm in ARMS}
+        for check, seeds in contests.items()
+    }
+    draw(curves, options.output / "curves.png")
     print(text)
     print(f"{time.perf_counter() - began:.0f} s; curves in {options.output / 'curves.png'}")
 

@@ -21,15 +21,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stacx_core import load_environment
 from stacx_core.swe.agent.actions import bash_block
+from stacx_core.swe.agent.expert import SolutionExpert, task_in
 
 VERBS = ("bring", "carry", "drop", "fill", "hold", "lend", "lift", "load", "move", "pack", "send", "take")
-NOUNS = ("apples", "bags", "books", "bottles", "boxes", "bricks", "chairs", "coats", "crates", "cups", "doors", "drums",
-         "eggs", "files", "flags", "forks", "glasses", "hats", "jars", "keys", "lamps", "letters", "maps", "nails",
-         "parcels", "pens", "pipes", "plates", "ropes", "sacks", "shirts", "shoes", "spoons", "stones", "tables",
-         "tiles", "tins", "tools", "trays", "wheels")  # fmt: skip
-FUNCTIONS = 6
-LIMITS = range(2, 10)
-PIECES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})|\d|-l[et]|ok|refuses|accepts|\n+|```"
+NOUNS = ("apples", "bags", "books", "bottles", "boxes", "bricks", "chairs", "coats", "crates", "cups", "doors",
+         "eggs", "flags", "hats", "jars", "keys", "lamps", "maps", "pens", "plates", "ropes", "shoes", "tools",
+         "wheels")  # fmt: skip
+FUNCTIONS = 4
+OPERATORS = {
+    ("lowest", "accepts"): "-ge",
+    ("lowest", "refuses"): "-gt",
+    ("highest", "accepts"): "-le",
+    ("highest", "refuses"): "-lt",
+}
+"""How a function compares at an end of its range, by what it does with the number there."""
+PIECES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})|\d|-[gl][et.]|lowest|highest|refuses|accepts|\n+|```"
 """A token is one of these, or all that stands between two of them."""
 END = "<|end|>"
 ROLES = [f"<|{role}|>" for role in ("system", "user", "assistant")]
@@ -39,10 +45,11 @@ CHAT = (
 )
 
 INSTRUCTION = """\
-# A limit that is off by one
+# A range that is off by one
 
-Each function of `limits.sh` tells whether a number is within a limit. One of them compares wrongly at its limit. Mend
-that one and leave the others as they are. `sh check.sh` tries them all.
+Each function of `limits.sh` tells whether a number is in a range, whose ends may belong to it or not. One of them
+refuses a number at an end that it is to accept. Mend that one and leave the others as they are. `sh check.sh` tries
+them all, and `sh check.sh -v` says at which end they are wrong.
 """
 DOCKERFILE = "FROM debian:12\nWORKDIR /app\nCOPY app/ /app/\n"
 TOML = """\
@@ -57,79 +64,100 @@ storage_mb = 16
 """
 CHECK = """\
 . ./limits.sh
-wrong=0
-while read name limit right; do
-    if $name $limit; then does=accepts; else does=refuses; fi
-    [ $does = $right ] || { echo "$name $does $limit"; wrong=1; }
-done < limits.txt
-[ $wrong = 1 ] || echo ok
-exit $wrong
+verbose={verbose}
+wrong=$(while read name end number right; do
+    if $name $number; then does=accepts; else does=refuses; fi
+    [ $does = $right ] || if [ "$verbose" ]; then echo "$name $does its $end number"; else echo "$name is wrong"; fi
+done < limits.txt | uniq)
+echo "${{wrong:-ok}}"
+[ -z "$wrong" ]
 """
+CHECKS = {"outspoken": "yes", "terse": "$1"}
+"""Whether a check says at which end a function is wrong: always, or only when it is asked for with ``-v``."""
 TESTS = """\
 #!/bin/bash
-# Writes 1 if every function is right below its limit, at it and above it.
+# Writes 1 if every function is right at its ends, on both sides of them.
 mkdir -p /logs/verifier
 cd /tests && reward=1 || exit 1
-while read name limit right; do
-    for number in $((limit - 1)) $limit $((limit + 1)); do
-        if sh -c '. /app/limits.sh; "$1" "$2"' - $name $number; then does=accepts; else does=refuses; fi
-        case $((number - limit)) in -1) wanted=accepts ;; 0) wanted=$right ;; 1) wanted=refuses ;; esac
-        [ $does = $wanted ] || { echo "$name $number: $does"; reward=0; }
+while read name end number right; do
+    inside=1 outside=-1
+    [ $end = highest ] && inside=-1 outside=1
+    for case in "$number $right" "$((number + inside)) accepts" "$((number + outside)) refuses"; do
+        set -- $case
+        if sh -c '. /app/limits.sh; "$1" "$2"' - $name $1; then does=accepts; else does=refuses; fi
+        [ $does = $2 ] || { echo "$name $1: $does"; reward=0; }
     done
 done < limits.txt
 echo $reward > /logs/verifier/reward.txt
 """
 
 
-def write_tasks(folder: Path, training: int, held_out: int, seed: int = 0) -> None:
-    """Write tasks, and the names of those that are held out, whose functions have names that are in no other task."""
-    draw = random.Random(seed)
+def write_tasks(folder: Path, check: str, training: int, held_out: int) -> None:
+    """Write tasks with one of ``CHECKS``; no function of a held-out one has a name that is in another task."""
+    draw = random.Random(0)
     names = [f"{verb}_{noun}" for verb in VERBS for noun in NOUNS]
     draw.shuffle(names)
     share = len(names) // 4
     for number in range(training + held_out):
         own = names[share:] if number < training else names[:share]
-        _write_task(folder / f"limits-{number:04}", draw.sample(own, FUNCTIONS), draw)
+        _write_task(folder / f"limits-{number:04}", draw.sample(own, FUNCTIONS), CHECKS[check], draw)
     listed = [f"limits-{training + number:04}\n" for number in range(held_out)]
     (folder / "held_out.txt").write_text("".join(listed), encoding="utf-8")
 
 
-def _write_task(folder: Path, names: Sequence[str], draw: random.Random) -> None:
-    limits = {name: draw.choice(LIMITS) for name in names}
-    accepts = {name: draw.random() < 0.5 for name in names}
-    broken = draw.choice(names)
-    accepts[broken] = True
-    right = "".join(f"{name} {limits[name]} {'accepts' if accepts[name] else 'refuses'}\n" for name in names)
-    compared = {name: "-le" if accepts[name] and name != broken else "-lt" for name in names}
-    source = "".join(f'{name}() {{ test "$1" {compared[name]} {limits[name]}; }}\n' for name in names)
+def _write_task(folder: Path, names: Sequence[str], verbose: str, draw: random.Random) -> None:
+    broken = (draw.choice(names), draw.choice(("lowest", "highest")))
+    limits, source = "", ""
+    for name in names:
+        numbers = {"lowest": draw.randint(1, 9), "highest": draw.randint(12, 20)}
+        does = {end: draw.choice(("accepts", "refuses")) for end in numbers}
+        if name == broken[0]:
+            does[broken[1]] = "accepts"
+        limits += "".join(f"{name} {end} {number} {does[end]}\n" for end, number in numbers.items())
+        does |= {end: "refuses" for end in numbers if (name, end) == broken}
+        tests = (f'test "$1" {OPERATORS[end, does[end]]} {number}' for end, number in numbers.items())
+        source += f"{name}() {{ {' && '.join(tests)}; }}\n"
     files = {
         "instruction.md": INSTRUCTION,
         "task.toml": TOML,
         "environment/Dockerfile": DOCKERFILE,
         "environment/app/limits.sh": source,
-        "environment/app/limits.txt": right,
-        "environment/app/check.sh": CHECK,
+        "environment/app/limits.txt": limits,
+        "environment/app/check.sh": CHECK.format(verbose=verbose),
         "tests/test.sh": TESTS,
-        "tests/limits.txt": right,
-        "solution/solve.sh": f"cd /app && {mended('refuses', broken)}\n",
+        "tests/limits.txt": limits,
+        "solution/solve.sh": f"{mend(*broken, 'accepts')}\n",
     }
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
 
 
-def mended(does: str, name: str) -> str:
-    """The command that changes how a function compares, which now wrongly ``refuses`` or ``accepts`` its limit."""
-    change = "-lt/-le" if does == "refuses" else "-le/-lt"
-    return f"sed -i /^{name}/s/{change}/ limits.sh"
+def mend(name: str, end: str, does: str) -> str:
+    """The command that lets a function do as it is to do with the number at an end, whatever it did."""
+    operator = OPERATORS[end, does]
+    return f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh"
 
 
-def expert(observation: str) -> str:
-    """Mends the first function that the check finds wrong, submits when it finds none, and else checks."""
-    wrong = re.search(r"^(\w+) (refuses|accepts)", observation, re.M)
-    if wrong:
-        return bash_block(mended(wrong[2], wrong[1]))
-    return bash_block("submit" if re.search(r"^ok$", observation, re.M) else "sh check.sh")
+class LimitExpert(SolutionExpert):
+    """Checks, mends what the check finds wrong, checks again and submits.
+
+    It knows the solution, and so the first mend is right whatever the check says. A function that is wrong for another
+    reason has been changed by somebody else: unless the last check told at which end, it asks with ``-v``.
+    """
+
+    def answer(self, said: str) -> str:
+        """What to do next in a conversation."""
+        task, shown = task_in(said, self.tasks), said.rpartition(ROLES[1])[2]
+        wrong = re.search(r"^(\w+) (?:is wrong|(\w+) its (\w+) number)$", shown, re.M)
+        if not wrong:
+            return bash_block("submit" if re.search(r"^ok$", shown, re.M) else "sh check.sh")
+        name, does, end = wrong.groups()
+        if end:
+            return bash_block(mend(name, end, {"accepts": "refuses", "refuses": "accepts"}[does]))
+        solution = (task.folder / "solution" / "solve.sh").read_text(encoding="utf-8").strip()
+        known = f"/^{name}/" in solution and f"sed -i /^{name}/" not in said
+        return bash_block(solution if known else "sh check.sh -v")
 
 
 def make_student(folder: Path, tasks: Path, seed: int, width: int = 64, layers: int = 2) -> None:
@@ -159,20 +187,20 @@ def _tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unknown>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = split, Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END, *ROLES)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, unk_token="<unknown>", chat_template=CHAT
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token="<unknown>", chat_template=CHAT)
 
 
 def said(tasks: Path) -> list[str]:
     """What is said in the first task of a folder while every kind of mistake is made in it and put right."""
     environment = load_environment(f"harbor:{tasks}")()
-    system, user = environment.reset(0)
-    everywhere = [bash_block(f"sed -i s/{change}/ limits.sh") for change in ("-lt/-le", "-le/-lt")]
+    system, _ = environment.reset(0)
     malformed = ["", "```bash", bash_block("ls") + "\n" + bash_block("ls"), bash_block(" ")]
-    check = bash_block("sh check.sh")
-    for action in (*malformed[:2], check, *malformed[2:], everywhere[0], check, everywhere[1], check):
+    solution = (tasks / "limits-0000" / "solution" / "solve.sh").read_text(encoding="utf-8")
+    everywhere = [f"sed -i s/{operator[:2]}./{operator}/ limits.sh\n" for operator in OPERATORS.values()]
+    worked = [bash_block(f"{command}sh check.sh") for command in ("", solution, *everywhere)]
+    asked = bash_block("sh check.sh -v")
+    for action in (*malformed[:2], worked[0], *malformed[2:], *worked[1:], asked):
         environment.step(action)
     environment.close()
-    mends = [bash_block(mended(does, "pack_bags")) for does in ("refuses", "accepts")]
+    mends = [bash_block(mend("pack_bags", *case)) for case in OPERATORS]
     return [system["content"], environment.render(), bash_block("submit"), *mends]

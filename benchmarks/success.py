@@ -43,7 +43,9 @@ def draw(pictures: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> N
             rollouts = [rollout for rollout, _ in curves[0]]
             looks = list(zip(*([success for _, success in curve] for curve in curves), strict=True))
             (line,) = axis.plot(rollouts, [statistics.mean(look) for look in looks], label=arm)
-            axis.fill_between(rollouts, list(map(min, looks)), list(map(max, looks)), color=line.get_color(), alpha=0.15)
+            axis.fill_between(
+                rollouts, list(map(min, looks)), list(map(max, looks)), color=line.get_color(), alpha=0.15
+            )
         axis.set_title(title)
         axis.set_xlabel("rollouts")
     axes[0][0].set_ylabel("held-out success")

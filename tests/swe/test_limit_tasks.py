@@ -1,0 +1,140 @@
+"""The tasks, the expert and the student of ``benchmarks/bug_fixing.py``."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from stacx_core.rollout.collecting import teacher_only
+from stacx_core.rollout.engine import SamplingParams
+from stacx_core.rollout.episode_runner import EpisodeRunner
+from stacx_core.rollout.tasks import training_task
+from stacx_core.rollout.teachers.loading import load_teacher
+from stacx_core.swe.agent.actions import bash_block
+from stacx_core.swe.agent.bash_agent import BashAgent
+from stacx_core.swe.agent.harbor import DEFAULTS, HarborTasks
+from stacx_core.swe.oracle import try_out
+from stacx_core.swe.sandboxes import SandboxPool
+from stacx_core.swe.tasks import read_task, read_tasks
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """The module of the tasks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("limit_tasks")
+
+
+@pytest.fixture(params=["outspoken", "terse"])
+def folder(request, family, tmp_path):
+    """Six tasks to train on and two that are held out, with either check."""
+    family.write_tasks(tmp_path / request.param / "tasks", request.param, 6, 2)
+    return tmp_path / request.param / "tasks"
+
+
+@pytest.fixture
+def expert(family, folder, host_args, speaker):
+    """The expert of the folder."""
+    args = host_args(environment=f"harbor:{folder}", hf_checkpoint=str(speaker))
+    return family.LimitExpert(args, AutoTokenizer.from_pretrained(speaker))
+
+
+@pytest.fixture
+def play(provider, folder, expert):
+    """Plays the first task, with actions of others first and then the expert's; returns all steps and actions."""
+    task = read_task(folder / "limits-0000")
+
+    def run(*others):
+        agent = BashAgent(lambda _: task, SandboxPool(provider, 1, [task]), DEFAULTS)
+        said = "".join(f"<|{message['role']}|>{message['content']}<|end|>" for message in agent.reset(0))
+        steps, actions = [], []
+        while not (steps and steps[-1].done) and len(steps) < 40:
+            actions.append(others[len(steps)] if len(steps) < len(others) else expert.answer(said))
+            steps.append(agent.step(actions[-1]))
+            said += f"<|assistant|>{actions[-1]}<|end|><|user|>{steps[-1].observation}<|end|>"
+        agent.close()
+        return steps, actions
+
+    return run
+
+
+def broken(folder):
+    """Function, end, and the operator that mends the first task."""
+    solution = (folder / "limits-0000" / "solution" / "solve.sh").read_text()
+    (found,) = re.findall(r"/\^(\w+)/s/-[gl]\./(-[gl]e)/", solution)
+    return found
+
+
+def test_the_oracle_solves_all_tasks_and_an_idle_agent_none(provider, folder):
+    trials = try_out(read_tasks(folder), provider)
+    assert [(trial.oracle, trial.empty) for trial in trials] == [(1.0, 0.0)] * 8
+
+
+def test_no_name_of_a_held_out_task_is_trained_on(folder):
+    def names(task):
+        return set(re.findall(r"^(\w+)\(\)", (task.folder / "environment/app/limits.sh").read_text(), re.M))
+
+    held_out = (folder / "held_out.txt").read_text().split()
+    assert held_out == ["limits-0006", "limits-0007"]
+    tasks = {task.name: names(task) for task in read_tasks(folder)}
+    assert {len(found) for found in tasks.values()} == {4}
+    unseen = set().union(*(tasks.pop(name) for name in held_out))
+    assert not unseen & set().union(*tasks.values())
+
+
+def test_the_expert_checks_mends_checks_and_submits(play, folder):
+    steps, actions = play()
+    name, operator = broken(folder)
+    check = bash_block("sh check.sh")
+    mended = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
+    assert actions == [check, mended, check, bash_block("submit")]
+    assert (steps[-1].reward, steps[-1].counts["solved"]) == (1.0, 1)
+
+
+def test_the_expert_puts_right_what_others_broke(play, folder):
+    name, operator = broken(folder)
+    wrong_end = {"-ge": "/-l./-le/", "-le": "/-g./-ge/"}[operator]
+    others = [bash_block(command) for command in ("sh check.sh", f"sed -i /^{name}/s{wrong_end} limits.sh")]
+    steps, actions = play("I am lost.", *others)
+    assert (bash_block("sh check.sh -v") in actions) == (folder.parent.name == "terse")
+    assert bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh") in actions[3:]
+    assert (actions[-1], steps[-1].reward) == (bash_block("submit"), 1.0)
+
+
+def test_the_expert_puts_right_what_others_broke_everywhere(play):
+    steps, _ = play(bash_block("sed -i s/-l./-le/ limits.sh"), bash_block("sed -i s/-g./-gt/ limits.sh"))
+    assert steps[-1].reward == 1.0
+
+
+def test_the_tests_see_a_mend_of_the_wrong_function(play, folder):
+    name, operator = broken(folder)
+    source = (folder / "limits-0000" / "environment" / "app" / "limits.sh").read_text()
+    other = next(found for found in re.findall(r"^(\w+)\(\)", source, re.M) if found != name)
+    right = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
+    broken_too = bash_block(f"sed -i '/^{other}/s/-g[et]/-lt/' limits.sh")
+    steps, _ = play(right, broken_too, bash_block("submit"))
+    assert (steps[-1].reward, steps[-1].counts["unsolved"]) == (0.0, 1)
+
+
+def test_the_student_can_read_and_say_all_of_an_episode(family, provider, folder, host_args, tmp_path):
+    family.make_student(tmp_path / "student", folder, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
+    args = host_args(
+        environment=f"harbor:{folder}", teacher="limit_tasks:LimitExpert", hf_checkpoint=str(tmp_path / "student")
+    )
+    tasks = read_tasks(folder)
+    runner = EpisodeRunner(args, tokenizer, 1024, HarborTasks(tasks[:6], tasks[6:], provider, 2))
+    teacher = load_teacher(args, tokenizer, scores=False)
+    asked = [training_task(args, number, 0) for number in range(6)]
+    for episode in runner.run(asked, None, teacher, teacher_only, SamplingParams(24), rollout=0):
+        assert episode.reward == 1.0
+        assert len(episode.turns) == 4
+        (sample,) = episode.samples(0, 0)
+        assert tokenizer.unk_token_id not in sample.tokens
+        assert len(sample.tokens) < 256

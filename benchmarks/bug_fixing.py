@@ -50,9 +50,9 @@ class Scale:
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    tasks: int = 400
-    held_out: int = 200
-    warm_episodes: int = 64
+    tasks: int = 300
+    held_out: int = 100
+    warm_episodes: int = 128
     warm_epochs: int = 40
     rollouts: int = 20
     episodes: int = 8
@@ -63,12 +63,11 @@ class Scale:
 
 TINY = Scale((0,), 8, 4, warm_episodes=4, warm_epochs=2, rollouts=2, episodes=4, replay=4, epochs=1, eval_interval=1)
 
-DAGGER = ("--algorithm", "online_dagger", *EXPERT, "--rollout-batch-size", "{episodes}")
-SFT = ("--algorithm", "sft", "--rollout-batch-size", "{all}", "--prompt-data")
+DAGGER = ("--rollout-batch-size", "{episodes}", "--dagger-replay", "{replay}")
+SFT = ("--rollout-batch-size", "{all}", "--prompt-data", "{corpus}")
 ARMS = {
-    "online_dagger": (*DAGGER, "--dagger-replay", "{replay}"),
-    "online_dagger, nothing replayed": DAGGER,
-    "sft on as many expert turns": (*SFT, "{corpus}"),
+    "online_dagger": ("--algorithm", "online_dagger", *EXPERT, *DAGGER),
+    "sft on as many expert turns": ("--algorithm", "sft", *SFT),
 }
 """The flags of each arm, in which ``{...}`` are filled in; `online_dagger` is first, since `sft` gets as many turns."""
 
@@ -191,7 +190,7 @@ def main() -> None:
         stacx("tasks", "run-oracle", str(tasks), "--jobs", str(options.jobs), log=options.output / f"{check}.log")
         contests[check] = [Contest(tasks, seed, scale) for seed in scale.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(Contest.run, itertools.chain(*contests.values())))
+        list(pool.map(Contest.run, itertools.chain(*zip(*contests.values(), strict=True))))
     text = table(contests)
     (options.output / "table.md").write_text(text, encoding="utf-8")
     curves = {

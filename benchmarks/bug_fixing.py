@@ -54,11 +54,11 @@ class Scale:
     held_out: int = 100
     warm_episodes: int = 128
     warm_epochs: int = 40
-    rollouts: int = 20
+    rollouts: int = 12
     episodes: int = 8
     replay: int = 24
     epochs: int = 4
-    eval_interval: int = 5
+    eval_interval: int = 6
 
 
 TINY = Scale((0,), 8, 4, warm_episodes=4, warm_epochs=2, rollouts=2, episodes=4, replay=4, epochs=1, eval_interval=1)

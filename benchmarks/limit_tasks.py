@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer
@@ -35,7 +36,8 @@ OPERATORS = {
     ("highest", "refuses"): "-lt",
 }
 """How a function compares at an end of its range, by what it does with the number there."""
-PIECES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})|\d|-[gl][et.]|lowest|highest|refuses|accepts|\n+|```"
+NAMES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})"
+PIECES = rf"{NAMES}|\d|-[gl]\./-[gl][et]|(?:refuses|accepts) its (?:lowest|highest) number|\n+|```"
 """A token is one of these, or all that stands between two of them."""
 END = "<|end|>"
 ROLES = [f"<|{role}|>" for role in ("system", "user", "assistant")]
@@ -193,14 +195,14 @@ def _tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 def said(tasks: Path) -> list[str]:
     """What is said in the first task of a folder while every kind of mistake is made in it and put right."""
     environment = load_environment(f"harbor:{tasks}")()
-    system, _ = environment.reset(0)
+    first: Any = environment.reset(0)
     malformed = ["", "```bash", bash_block("ls") + "\n" + bash_block("ls"), bash_block(" ")]
     solution = (tasks / "limits-0000" / "solution" / "solve.sh").read_text(encoding="utf-8")
     everywhere = [f"sed -i s/{operator[:2]}./{operator}/ limits.sh\n" for operator in OPERATORS.values()]
-    worked = [bash_block(f"{command}sh check.sh") for command in ("", solution, *everywhere)]
-    asked = bash_block("sh check.sh -v")
-    for action in (*malformed[:2], worked[0], *malformed[2:], *worked[1:], asked):
+    checked = ["sh check.sh", f"{solution}sh check.sh", *(f"{command}sh check.sh -v" for command in everywhere)]
+    worked = [bash_block(command) for command in (*checked, "sh check.sh -v")]
+    for action in (*malformed[:2], worked[0], *malformed[2:], *worked[1:]):
         environment.step(action)
     environment.close()
     mends = [bash_block(mend("pack_bags", *case)) for case in OPERATORS]
-    return [system["content"], environment.render(), bash_block("submit"), *mends]
+    return [first[0]["content"], environment.render(), bash_block("submit"), *mends]

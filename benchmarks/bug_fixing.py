@@ -10,7 +10,6 @@ the seeds, and writes ``table.md`` and ``curves.png`` into the folder. Needs bub
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 from commands import stacx
-from limit_tasks import CHECKS, make_student, write_tasks
+from limit_tasks import make_student, write_tasks
 from success import HEAD, curve_of, draw, metrics_of, three_looks
 
 EXPERT = ("--teacher", "limit_tasks:LimitExpert")
@@ -54,11 +53,11 @@ class Scale:
     held_out: int = 100
     warm_episodes: int = 128
     warm_epochs: int = 40
-    rollouts: int = 12
+    rollouts: int = 20
     episodes: int = 8
     replay: int = 24
     epochs: int = 4
-    eval_interval: int = 6
+    eval_interval: int = 5
 
 
 TINY = Scale((0,), 8, 4, warm_episodes=4, warm_epochs=2, rollouts=2, episodes=4, replay=4, epochs=1, eval_interval=1)
@@ -74,22 +73,19 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Contest:
-    """All arms of one seed, on tasks with one kind of check.
+    """All arms of one seed.
 
     Args:
-        tasks: Their folder.
+        folder: Of the seed.
+        tasks: Folder of the tasks.
         seed: Of everything.
         scale: How much is run.
     """
 
+    folder: Path
     tasks: Path
     seed: int
     scale: Scale
-
-    @property
-    def folder(self) -> Path:
-        """Where it is written."""
-        return self.tasks.with_name(f"{self.tasks.name}_seed_{self.seed}")
 
     def run(self) -> None:
         """Learn the common start, then run every arm."""
@@ -162,16 +158,15 @@ class Contest:
         return ("--environment", f"harbor:{self.tasks}", "--num-tasks", str(self.scale.tasks))
 
 
-def table(contests: dict[str, list[Contest]]) -> str:
+def table(contests: list[Contest]) -> str:
     """What every arm cost, its success, and why it fails at the end: means, and a range over the seeds."""
-    columns = ("check", "arm", "expert turns", "their tokens", *HEAD.split(" | "), *FAILURES)
+    columns = ("arm", "expert turns", "their tokens", *HEAD.split(" | "), *FAILURES)
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for check, arm in itertools.product(contests, ARMS):
-        seeds = contests[check]
-        costs = [mean([seed.expert_turns(arm) for seed in seeds]), mean([seed.expert_tokens(arm) for seed in seeds])]
-        cells = [*(f"{cost:,.0f}" for cost in costs), three_looks([curve_of(seed.output(arm)) for seed in seeds])]
-        cells += [f"{mean(shares):.3f}" for shares in zip(*(seed.failures(arm) for seed in seeds), strict=True)]
-        lines.append(f"| {check} | {arm} | {' | '.join(cells)} |")
+    for arm in ARMS:
+        costs = [mean([c.expert_turns(arm) for c in contests]), mean([c.expert_tokens(arm) for c in contests])]
+        cells = [*(f"{cost:,.0f}" for cost in costs), three_looks([curve_of(c.output(arm)) for c in contests])]
+        cells += [f"{mean(shares):.3f}" for shares in zip(*(c.failures(arm) for c in contests), strict=True)]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,21 +178,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="one seed and a few tasks, to see that it runs")
     options = parser.parse_args()
     scale, began = TINY if options.tiny else Scale(), time.perf_counter()
-    contests: dict[str, list[Contest]] = {}
-    for check in CHECKS:
-        tasks = options.output / check
-        write_tasks(tasks, check, scale.tasks, scale.held_out)
-        stacx("tasks", "run-oracle", str(tasks), "--jobs", str(options.jobs), log=options.output / f"{check}.log")
-        contests[check] = [Contest(tasks, seed, scale) for seed in scale.seeds]
+    tasks = options.output / "tasks"
+    write_tasks(tasks, scale.tasks, scale.held_out)
+    stacx("tasks", "run-oracle", str(tasks), "--jobs", str(options.jobs), log=options.output / "oracle.log")
+    contests = [Contest(options.output / f"seed_{seed}", tasks, seed, scale) for seed in scale.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(Contest.run, itertools.chain(*zip(*contests.values(), strict=True))))
+        list(pool.map(Contest.run, contests))
     text = table(contests)
     (options.output / "table.md").write_text(text, encoding="utf-8")
-    curves = {
-        f"{check} check": {arm: [curve_of(seed.output(arm)) for seed in seeds] for arm in ARMS}
-        for check, seeds in contests.items()
-    }
-    draw(curves, options.output / "curves.png")
+    curves = {arm: [curve_of(contest.output(arm)) for contest in contests] for arm in ARMS}
+    draw({"bugs in sandboxes": curves}, options.output / "curves.png")
     print(text)
     print(f"{time.perf_counter() - began:.0f} s; curves in {options.output / 'curves.png'}")
 

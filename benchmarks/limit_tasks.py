@@ -74,8 +74,8 @@ done < limits.txt | uniq)
 echo "${{wrong:-ok}}"
 [ -z "$wrong" ]
 """
-CHECKS = {"outspoken": "yes", "terse": "$1"}
-"""Whether a check says at which end a function is wrong: always, or only when it is asked for with ``-v``."""
+CHECKS = ("$1", "yes")
+"""Whether a check says at which end a function is wrong: when it is asked for with ``-v``, or always."""
 TESTS = """\
 #!/bin/bash
 # Writes 1 if every function is right at its ends, on both sides of them.
@@ -94,15 +94,15 @@ echo $reward > /logs/verifier/reward.txt
 """
 
 
-def write_tasks(folder: Path, check: str, training: int, held_out: int) -> None:
-    """Write tasks with one of ``CHECKS``; no function of a held-out one has a name that is in another task."""
+def write_tasks(folder: Path, training: int, held_out: int) -> None:
+    """Write tasks with each of ``CHECKS`` in turn; no function of a held-out one has a name that is trained on."""
     draw = random.Random(0)
     names = [f"{verb}_{noun}" for verb in VERBS for noun in NOUNS]
     draw.shuffle(names)
     share = len(names) // 4
     for number in range(training + held_out):
         own = names[share:] if number < training else names[:share]
-        _write_task(folder / f"limits-{number:04}", draw.sample(own, FUNCTIONS), CHECKS[check], draw)
+        _write_task(folder / f"limits-{number:04}", draw.sample(own, FUNCTIONS), CHECKS[number % 2], draw)
     listed = [f"limits-{training + number:04}\n" for number in range(held_out)]
     (folder / "held_out.txt").write_text("".join(listed), encoding="utf-8")
 

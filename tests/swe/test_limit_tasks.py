@@ -21,6 +21,7 @@ from stacx_core.swe.oracle import try_out
 from stacx_core.swe.sandboxes import SandboxPool
 from stacx_core.swe.tasks import read_task, read_tasks
 
+TERSE, OUTSPOKEN = "limits-0000", "limits-0001"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,11 +32,11 @@ def family(monkeypatch):
     return importlib.import_module("limit_tasks")
 
 
-@pytest.fixture(params=["outspoken", "terse"])
-def folder(request, family, tmp_path):
-    """Six tasks to train on and two that are held out, with either check."""
-    family.write_tasks(tmp_path / request.param / "tasks", request.param, 6, 2)
-    return tmp_path / request.param / "tasks"
+@pytest.fixture
+def folder(family, tmp_path):
+    """Six tasks to train on and two that are held out; every other one, from the first, has a terse check."""
+    family.write_tasks(tmp_path / "tasks", 6, 2)
+    return tmp_path / "tasks"
 
 
 @pytest.fixture
@@ -47,10 +48,10 @@ def expert(family, folder, host_args, speaker):
 
 @pytest.fixture
 def play(provider, folder, expert):
-    """Plays the first task, with actions of others first and then the expert's; returns all steps and actions."""
-    task = read_task(folder / "limits-0000")
+    """Plays a task, with actions of others first and then the expert's; returns all steps and actions."""
 
-    def run(*others):
+    def run(name, *others):
+        task = read_task(folder / name)
         agent = BashAgent(lambda _: task, SandboxPool(provider, 1, [task]), DEFAULTS)
         said = "".join(f"<|{message['role']}|>{message['content']}<|end|>" for message in agent.reset(0))
         steps, actions = [], []
@@ -64,9 +65,9 @@ def play(provider, folder, expert):
     return run
 
 
-def broken(folder):
-    """Function, end, and the operator that mends the first task."""
-    solution = (folder / "limits-0000" / "solution" / "solve.sh").read_text()
+def broken(folder, task):
+    """The function that is wrong in a task, and the operator that mends it."""
+    solution = (folder / task / "solution" / "solve.sh").read_text()
     (found,) = re.findall(r"/\^(\w+)/s/-[gl]\./(-[gl]e)/", solution)
     return found
 
@@ -88,37 +89,40 @@ def test_no_name_of_a_held_out_task_is_trained_on(folder):
     assert not unseen & set().union(*tasks.values())
 
 
-def test_the_expert_checks_mends_checks_and_submits(play, folder):
-    steps, actions = play()
-    name, operator = broken(folder)
+@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
+def test_the_expert_checks_mends_checks_and_submits(play, folder, task):
+    steps, actions = play(task)
+    name, operator = broken(folder, task)
     check = bash_block("sh check.sh")
     mended = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
     assert actions == [check, mended, check, bash_block("submit")]
     assert (steps[-1].reward, steps[-1].counts["solved"]) == (1.0, 1)
 
 
-def test_the_expert_puts_right_what_others_broke(play, folder):
-    name, operator = broken(folder)
+@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
+def test_the_expert_puts_right_what_others_broke(play, folder, task):
+    name, operator = broken(folder, task)
     wrong_end = {"-ge": "/-l./-le/", "-le": "/-g./-ge/"}[operator]
     others = [bash_block(command) for command in ("sh check.sh", f"sed -i /^{name}/s{wrong_end} limits.sh")]
-    steps, actions = play("I am lost.", *others)
-    assert (bash_block("sh check.sh -v") in actions) == (folder.parent.name == "terse")
+    steps, actions = play(task, "I am lost.", *others)
+    assert (bash_block("sh check.sh -v") in actions) == (task == TERSE)
     assert bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh") in actions[3:]
     assert (actions[-1], steps[-1].reward) == (bash_block("submit"), 1.0)
 
 
-def test_the_expert_puts_right_what_others_broke_everywhere(play):
-    steps, _ = play(bash_block("sed -i s/-l./-le/ limits.sh"), bash_block("sed -i s/-g./-gt/ limits.sh"))
+@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
+def test_the_expert_puts_right_what_others_broke_everywhere(play, task):
+    steps, _ = play(task, bash_block("sed -i s/-l./-le/ limits.sh"), bash_block("sed -i s/-g./-gt/ limits.sh"))
     assert steps[-1].reward == 1.0
 
 
 def test_the_tests_see_a_mend_of_the_wrong_function(play, folder):
-    name, operator = broken(folder)
-    source = (folder / "limits-0000" / "environment" / "app" / "limits.sh").read_text()
+    name, operator = broken(folder, TERSE)
+    source = (folder / TERSE / "environment" / "app" / "limits.sh").read_text()
     other = next(found for found in re.findall(r"^(\w+)\(\)", source, re.M) if found != name)
     right = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
     broken_too = bash_block(f"sed -i '/^{other}/s/-g[et]/-lt/' limits.sh")
-    steps, _ = play(right, broken_too, bash_block("submit"))
+    steps, _ = play(TERSE, right, broken_too, bash_block("submit"))
     assert (steps[-1].reward, steps[-1].counts["unsolved"]) == (0.0, 1)
 
 

@@ -52,7 +52,7 @@ class Scale:
     tasks: int = 300
     held_out: int = 100
     warm_episodes: int = 128
-    warm_epochs: int = 40
+    warm_epochs: int = 20
     rollouts: int = 20
     episodes: int = 8
     replay: int = 24

@@ -1,8 +1,8 @@
 """Limits that are off by one: tasks for an agent, the expert who mends them, and a student whose tokens are phrases.
 
 In each task one function of a shell script compares with ``-lt`` where ``-le`` is right. ``write_tasks`` writes the
-folder for ``--environment harbor:FOLDER``, ``expert`` is for ``--teacher limit_tasks:expert``, and ``make_student``
-writes an untrained model.
+folder for ``--environment harbor:FOLDER``, ``LimitExpert`` is for ``--teacher limit_tasks:LimitExpert``, and
+``make_student`` writes an untrained model.
 """
 
 from __future__ import annotations
@@ -29,15 +29,7 @@ NOUNS = ("apples", "bags", "books", "bottles", "boxes", "bricks", "chairs", "coa
          "eggs", "flags", "hats", "jars", "keys", "lamps", "maps", "pens", "plates", "ropes", "shoes", "tools",
          "wheels")  # fmt: skip
 FUNCTIONS = 4
-OPERATORS = {
-    ("lowest", "accepts"): "-ge",
-    ("lowest", "refuses"): "-gt",
-    ("highest", "accepts"): "-le",
-    ("highest", "refuses"): "-lt",
-}
-"""How a function compares at an end of its range, by what it does with the number there."""
-NAMES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})"
-PIECES = rf"{NAMES}|\d|-[gl]\./-[gl][et]|(?:refuses|accepts) its (?:lowest|highest) number|\n+|```"
+PIECES = rf"(?:{'|'.join(VERBS)})(?=_)|_(?:{'|'.join(NOUNS)})|\d|\n+|```"
 """A token is one of these, or all that stands between two of them."""
 END = "<|end|>"
 ROLES = [f"<|{role}|>" for role in ("system", "user", "assistant")]
@@ -47,11 +39,10 @@ CHAT = (
 )
 
 INSTRUCTION = """\
-# A range that is off by one
+# A limit that is off by one
 
-Each function of `limits.sh` tells whether a number is in a range, whose ends may belong to it or not. One of them
-refuses a number at an end that it is to accept. Mend that one and leave the others as they are. `sh check.sh` tries
-them all, and `sh check.sh -v` says at which end they are wrong.
+Each function of `limits.sh` tells whether a number is at most a limit. One of them refuses the limit itself. Mend that
+one and leave the others as they are. `sh check.sh` tries them by twos, and `sh check.sh -v` one by one.
 """
 DOCKERFILE = "FROM debian:12\nWORKDIR /app\nCOPY app/ /app/\n"
 TOML = """\
@@ -66,29 +57,33 @@ storage_mb = 16
 """
 CHECK = """\
 . ./limits.sh
-verbose={verbose}
-wrong=$(while read name end number right; do
-    if $name $number; then does=accepts; else does=refuses; fi
-    [ $does = $right ] || if [ "$verbose" ]; then echo "$name $does its $end number"; else echo "$name is wrong"; fi
-done < limits.txt | uniq)
+single={single}
+wrong=$(while read one its other others; do
+    if [ "$single" ]; then
+        $one $its || echo "$one is wrong"
+        $other $others || echo "$other is wrong"
+    else
+        $one $its && $other $others || echo "$one or $other is wrong"
+    fi
+done < limits.txt)
 echo "${{wrong:-ok}}"
 [ -z "$wrong" ]
 """
 CHECKS = ("$1", "yes")
-"""Whether a check says at which end a function is wrong: when it is asked for with ``-v``, or always."""
+"""Whether a check tries functions one by one: when it is asked to with ``-v``, or always."""
 TESTS = """\
 #!/bin/bash
-# Writes 1 if every function is right at its ends, on both sides of them.
+# Writes 1 if every function is right about its limit and the numbers beside it.
 mkdir -p /logs/verifier
 cd /tests && reward=1 || exit 1
-while read name end number right; do
-    inside=1 outside=-1
-    [ $end = highest ] && inside=-1 outside=1
-    for case in "$number $right" "$((number + inside)) accepts" "$((number + outside)) refuses"; do
-        set -- $case
-        if sh -c '. /app/limits.sh; "$1" "$2"' - $name $1; then does=accepts; else does=refuses; fi
-        [ $does = $2 ] || { echo "$name $1: $does"; reward=0; }
-    done
+tried() {
+    sh -c '. /app/limits.sh; "$1" "$2"' - $1 $2 && does=accepts || does=refuses
+    [ $does = $3 ] || { echo "$1 $does $2"; reward=0; }
+}
+while read name limit; do
+    tried $name $((limit - 1)) accepts
+    tried $name $limit accepts
+    tried $name $((limit + 1)) refuses
 done < limits.txt
 echo $reward > /logs/verifier/reward.txt
 """
@@ -107,59 +102,50 @@ def write_tasks(folder: Path, training: int, held_out: int) -> None:
     (folder / "held_out.txt").write_text("".join(listed), encoding="utf-8")
 
 
-def _write_task(folder: Path, names: Sequence[str], verbose: str, draw: random.Random) -> None:
-    broken = (draw.choice(names), draw.choice(("lowest", "highest")))
-    limits, source = "", ""
-    for name in names:
-        numbers = {"lowest": draw.randint(1, 9), "highest": draw.randint(12, 20)}
-        does = {end: draw.choice(("accepts", "refuses")) for end in numbers}
-        if name == broken[0]:
-            does[broken[1]] = "accepts"
-        limits += "".join(f"{name} {end} {number} {does[end]}\n" for end, number in numbers.items())
-        does |= {end: "refuses" for end in numbers if (name, end) == broken}
-        tests = (f'test "$1" {OPERATORS[end, does[end]]} {number}' for end, number in numbers.items())
-        source += f"{name}() {{ {' && '.join(tests)}; }}\n"
+def _write_task(folder: Path, names: Sequence[str], single: str, draw: random.Random) -> None:
+    broken = draw.choice(names)
+    limits = {name: draw.randint(5, 99) for name in names}
+    tests = {name: f'test "$1" {"-lt" if name == broken else "-le"} {limit}' for name, limit in limits.items()}
+    lines = [f"{name} {limit}" for name, limit in limits.items()]
     files = {
         "instruction.md": INSTRUCTION,
         "task.toml": TOML,
         "environment/Dockerfile": DOCKERFILE,
-        "environment/app/limits.sh": source,
-        "environment/app/limits.txt": limits,
-        "environment/app/check.sh": CHECK.format(verbose=verbose),
+        "environment/app/limits.sh": "".join(f"{name}() {{ {test}; }}\n" for name, test in tests.items()),
+        "environment/app/limits.txt": "".join(f"{' '.join(lines[at : at + 2])}\n" for at in range(0, FUNCTIONS, 2)),
+        "environment/app/check.sh": CHECK.format(single=single),
         "tests/test.sh": TESTS,
-        "tests/limits.txt": limits,
-        "solution/solve.sh": f"{mend(*broken, 'accepts')}\n",
+        "tests/limits.txt": "\n".join(lines) + "\n",
+        "solution/solve.sh": f"{mend(broken)}\n",
     }
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
 
 
-def mend(name: str, end: str, does: str) -> str:
-    """The command that lets a function do as it is to do with the number at an end, whatever it did."""
-    operator = OPERATORS[end, does]
-    return f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh"
+def mend(name: str) -> str:
+    """The command that lets a function accept its limit; one that does already stays as it is."""
+    return f"sed -i /^{name}/s/-lt/-le/ limits.sh"
 
 
 class LimitExpert(SolutionExpert):
     """Checks, mends what the check finds wrong, checks again and submits.
 
-    It knows the solution, and so the first mend is right whatever the check says. A function that is wrong for another
-    reason has been changed by somebody else: unless the last check told at which end, it asks with ``-v``.
+    It knows the solution, and so its first mend is right also where the check leaves a choice. Where something has been
+    mended and the check leaves a choice still, somebody else chose wrongly: it has the functions tried one by one.
     """
 
     def answer(self, said: str) -> str:
         """What to do next in a conversation."""
         task, shown = task_in(said, self.tasks), said.rpartition(ROLES[1])[2]
-        wrong = re.search(r"^(\w+) (?:is wrong|(\w+) its (\w+) number)$", shown, re.M)
+        wrong = re.search(r"^(\w+)( or \w+)? is wrong$", shown, re.M)
         if not wrong:
             return bash_block("submit" if re.search(r"^ok$", shown, re.M) else "sh check.sh")
-        name, does, end = wrong.groups()
-        if end:
-            return bash_block(mend(name, end, {"accepts": "refuses", "refuses": "accepts"}[does]))
-        solution = (task.folder / "solution" / "solve.sh").read_text(encoding="utf-8").strip()
-        known = f"/^{name}/" in solution and f"sed -i /^{name}/" not in said
-        return bash_block(solution if known else "sh check.sh -v")
+        if not wrong[2]:
+            return bash_block(mend(wrong[1]))
+        if "sed -i /^" in said:
+            return bash_block("sh check.sh -v")
+        return bash_block((task.folder / "solution" / "solve.sh").read_text(encoding="utf-8").strip())
 
 
 def make_student(folder: Path, tasks: Path, seed: int, width: int = 64, layers: int = 2) -> None:
@@ -197,12 +183,12 @@ def said(tasks: Path) -> list[str]:
     environment = load_environment(f"harbor:{tasks}")()
     first: Any = environment.reset(0)
     malformed = ["", "```bash", bash_block("ls") + "\n" + bash_block("ls"), bash_block(" ")]
-    solution = (tasks / "limits-0000" / "solution" / "solve.sh").read_text(encoding="utf-8")
-    everywhere = [f"sed -i s/{operator[:2]}./{operator}/ limits.sh\n" for operator in OPERATORS.values()]
-    checked = ["sh check.sh", f"{solution}sh check.sh", *(f"{command}sh check.sh -v" for command in everywhere)]
-    worked = [bash_block(command) for command in (*checked, "sh check.sh -v")]
-    for action in (*malformed[:2], worked[0], *malformed[2:], *worked[1:]):
+    broken = "sed -i s/-le/-lt/ limits.sh\n"
+    worked = map(
+        bash_block, ("sh check.sh", "sh check.sh -v", mend("pack_bags"), f"{broken}sh check.sh", "sh check.sh -v")
+    )
+    for action in (*malformed[:2], next(worked), *malformed[2:], *worked):
         environment.step(action)
+    environment.step(bash_block("sed -i s/-lt/-le/ limits.sh; sh check.sh"))
     environment.close()
-    mends = [bash_block(mend("pack_bags", *case)) for case in OPERATORS]
-    return [first[0]["content"], environment.render(), bash_block("submit"), *mends]
+    return [first[0]["content"], environment.render(), bash_block("submit")]

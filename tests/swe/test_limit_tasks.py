@@ -21,7 +21,8 @@ from stacx_core.swe.oracle import try_out
 from stacx_core.swe.sandboxes import SandboxPool
 from stacx_core.swe.tasks import read_task, read_tasks
 
-TERSE, OUTSPOKEN = "limits-0000", "limits-0001"
+BY_TWOS, ONE_BY_ONE = "limits-0000", "limits-0001"
+CHECK = bash_block("sh check.sh")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -34,7 +35,7 @@ def family(monkeypatch):
 
 @pytest.fixture
 def folder(family, tmp_path):
-    """Six tasks to train on and two that are held out; every other one, from the first, has a terse check."""
+    """Six tasks to train on and two that are held out; every other one, from the first, is checked by twos."""
     family.write_tasks(tmp_path / "tasks", 6, 2)
     return tmp_path / "tasks"
 
@@ -65,11 +66,17 @@ def play(provider, folder, expert):
     return run
 
 
-def broken(folder, task):
-    """The function that is wrong in a task, and the operator that mends it."""
-    solution = (folder / task / "solution" / "solve.sh").read_text()
-    (found,) = re.findall(r"/\^(\w+)/s/-[gl]\./(-[gl]e)/", solution)
-    return found
+def functions(folder, task):
+    """The function that is wrong in a task, and the others, the one that is tried with it first."""
+    source = (folder / task / "environment" / "app" / "limits.sh").read_text()
+    names, operators = zip(*re.findall(r"^(\w+)\(\).*(-l[et]) ", source, re.M), strict=True)
+    at = operators.index("-lt")
+    assert operators.count("-le") == 3
+    return names[at], [names[at ^ other] for other in (1, 2, 3)]
+
+
+def mend(name):
+    return bash_block(f"sed -i /^{name}/s/-lt/-le/ limits.sh")
 
 
 def test_the_oracle_solves_all_tasks_and_an_idle_agent_none(provider, folder):
@@ -89,40 +96,42 @@ def test_no_name_of_a_held_out_task_is_trained_on(folder):
     assert not unseen & set().union(*tasks.values())
 
 
-@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
+@pytest.mark.parametrize("task", [BY_TWOS, ONE_BY_ONE])
 def test_the_expert_checks_mends_checks_and_submits(play, folder, task):
+    wrong, _ = functions(folder, task)
     steps, actions = play(task)
-    name, operator = broken(folder, task)
-    check = bash_block("sh check.sh")
-    mended = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
-    assert actions == [check, mended, check, bash_block("submit")]
+    assert actions == [CHECK, mend(wrong), CHECK, bash_block("submit")]
     assert (steps[-1].reward, steps[-1].counts["solved"]) == (1.0, 1)
 
 
-@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
-def test_the_expert_puts_right_what_others_broke(play, folder, task):
-    name, operator = broken(folder, task)
-    wrong_end = {"-ge": "/-l./-le/", "-le": "/-g./-ge/"}[operator]
-    others = [bash_block(command) for command in ("sh check.sh", f"sed -i /^{name}/s{wrong_end} limits.sh")]
-    steps, actions = play(task, "I am lost.", *others)
-    assert (bash_block("sh check.sh -v") in actions) == (task == TERSE)
-    assert bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh") in actions[3:]
-    assert (actions[-1], steps[-1].reward) == (bash_block("submit"), 1.0)
+def test_a_check_by_twos_leaves_a_choice(play, folder):
+    wrong, (other, *_) = functions(folder, BY_TWOS)
+    steps, _ = play(BY_TWOS)
+    assert {f"{wrong} or {other} is wrong", f"{other} or {wrong} is wrong"} & set(steps[0].observation.splitlines())
+    steps, _ = play(ONE_BY_ONE)
+    assert f"{functions(folder, ONE_BY_ONE)[0]} is wrong" in steps[0].observation.splitlines()
 
 
-@pytest.mark.parametrize("task", [TERSE, OUTSPOKEN])
-def test_the_expert_puts_right_what_others_broke_everywhere(play, task):
-    steps, _ = play(task, bash_block("sed -i s/-l./-le/ limits.sh"), bash_block("sed -i s/-g./-gt/ limits.sh"))
+@pytest.mark.parametrize("task", [BY_TWOS, ONE_BY_ONE])
+def test_the_expert_goes_on_from_a_wrong_choice(play, folder, task):
+    wrong, (other, *_) = functions(folder, task)
+    steps, actions = play(task, "I am lost.", CHECK, mend(other))
+    asked = [bash_block("sh check.sh -v")] if task == BY_TWOS else []
+    assert actions[3:] == [CHECK, *asked, mend(wrong), CHECK, bash_block("submit")]
     assert steps[-1].reward == 1.0
 
 
-def test_the_tests_see_a_mend_of_the_wrong_function(play, folder):
-    name, operator = broken(folder, TERSE)
-    source = (folder / TERSE / "environment" / "app" / "limits.sh").read_text()
-    other = next(found for found in re.findall(r"^(\w+)\(\)", source, re.M) if found != name)
-    right = bash_block(f"sed -i /^{name}/s/{operator[:2]}./{operator}/ limits.sh")
-    broken_too = bash_block(f"sed -i '/^{other}/s/-g[et]/-lt/' limits.sh")
-    steps, _ = play(TERSE, right, broken_too, bash_block("submit"))
+@pytest.mark.parametrize("task", [BY_TWOS, ONE_BY_ONE])
+def test_the_expert_puts_right_what_others_broke_everywhere(play, task):
+    steps, _ = play(task, bash_block("sed -i s/-le/-lt/ limits.sh"))
+    assert steps[-1].reward == 1.0
+
+
+def test_the_tests_see_what_the_check_does_not(play, folder):
+    wrong, (other, *_) = functions(folder, BY_TWOS)
+    too_much = bash_block(f"sed -i '/^{other}/s/test.*/true; }}/' limits.sh; sh check.sh")
+    steps, _ = play(BY_TWOS, mend(wrong), too_much, bash_block("submit"))
+    assert "ok" in steps[1].observation.splitlines()
     assert (steps[-1].reward, steps[-1].counts["unsolved"]) == (0.0, 1)
 
 

@@ -89,7 +89,7 @@ HOST = Package(
     "stacx-core",
     ROOT,
     tests=("tests",),
-    needs=("examples", "scripts"),
+    needs=("benchmarks", "examples", "scripts"),
     ignored=(
         "tests/backends/megatron",
         "tests/cli/test_sample.py",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from commands import stacx
 from guessing import make_student
+from success import HEAD, Curve, curve_of, draw, metrics_of, three_looks
 
 EXPERT = ("--teacher", "guessing:HalvingExpert")
 SHOWN = "guessing:SteadyHand"
@@ -131,36 +132,23 @@ class Run:
         )
 
     @property
-    def lines(self) -> list[dict[str, float]]:
-        """Its metrics."""
-        return [json.loads(line) for line in (self.output / "metrics.jsonl").read_text("utf-8").splitlines()]
-
-    @property
-    def curve(self) -> list[tuple[float, float]]:
-        """Rollout and held-out success at each look."""
-        return [(line["rollout"], line["eval/success_rate"]) for line in self.lines if "eval/success_rate" in line]
-
-    @property
     def labels(self) -> int:
         """Tokens that the teacher wrote or scored."""
         if ARMS[self.arm].recipe == "sft":
             manifest = json.loads((self.folder / "corpus" / "manifest.json").read_text("utf-8"))
             return int(manifest["trained_tokens"])
-        names = ("rollout/teacher_tokens", "rollout/scored_tokens")
-        if not any(name in self.lines[-1] for name in names):
+        lines, names = metrics_of(self.output), ("rollout/teacher_tokens", "rollout/scored_tokens")
+        if not any(name in lines[-1] for name in names):
             names = ("rollout/loss_tokens",)
-        return int(sum(line.get(name, 0.0) for line in self.lines for name in names))
+        return int(sum(line.get(name, 0.0) for line in lines for name in names))
 
 
 def table(runs: list[Run]) -> str:
     """Success of every arm at the start, half-way and at the end, means and ranges over the seeds."""
-    lines = ["| game | arm | labels | at the start | half-way | at the end | range |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| game | arm | labels | {HEAD} |", "|---|---|---|---|---|---|---|"]
     for (game, arm), group in grouped(runs).items():
-        curves = [[success for _, success in run.curve] for run in group]
-        first, half, last = ([curve[i] for curve in curves] for i in (0, len(curves[0]) // 2, -1))
-        means = " | ".join(f"{statistics.mean(values):.3f}" for values in (first, half, last))
         labels = round(statistics.mean(run.labels for run in group))
-        lines.append(f"| {game} | {arm} | {labels:,} | {means} | {min(last):.3f} to {max(last):.3f} |")
+        lines.append(f"| {game} | {arm} | {labels:,} | {three_looks([curve_of(run.output) for run in group])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -170,31 +158,6 @@ def grouped(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
     for run in runs:
         groups.setdefault((run.game, run.arm), []).append(run)
     return groups
-
-
-def draw(runs: list[Run], path: Path) -> None:
-    """The mean success of every arm over its rollouts, with the range of the seeds behind it; a picture per game."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, pictures = plt.subplots(1, len(GAMES), figsize=(6 * len(GAMES), 4.5), sharey=True)
-    axes = dict(zip(GAMES, pictures, strict=True))
-    for (game, arm), group in grouped(runs).items():
-        rollouts = [rollout for rollout, _ in group[0].curve]
-        rows = list(zip(*([success for _, success in run.curve] for run in group), strict=True))
-        (line,) = axes[game].plot(rollouts, [statistics.mean(row) for row in rows], label=arm)
-        axes[game].fill_between(
-            rollouts, list(map(min, rows)), list(map(max, rows)), color=line.get_color(), alpha=0.15
-        )
-    for game, picture in axes.items():
-        picture.set_title(game)
-        picture.set_xlabel("rollouts")
-    pictures[0].set_ylabel("held-out success")
-    figure.legend(*pictures[0].get_legend_handles_labels(), loc="lower center", ncols=3)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
-    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
@@ -213,7 +176,10 @@ def main() -> None:
         list(pool.map(lambda run: run.train(scale), runs))
     text = table(runs)
     (options.output / "table.md").write_text(text, encoding="utf-8")
-    draw(runs, options.output / "curves.png")
+    pictures: dict[str, dict[str, list[Curve]]] = {game: {} for game in GAMES}
+    for (game, arm), group in grouped(runs).items():
+        pictures[game][arm] = [curve_of(run.output) for run in group]
+    draw(pictures, options.output / "curves.png")
     print(text)
     print(f"{time.perf_counter() - began:.0f} s; curves in {options.output / 'curves.png'}")
 

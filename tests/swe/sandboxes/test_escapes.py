@@ -29,7 +29,7 @@ def next_episode(sandbox: BubblewrapSandbox, provider: BubblewrapProvider, make_
     yield
     following = provider.open(make_task())
     try:
-        result = following.run("cat score.txt && head -c 30000000 /dev/zero > big && wc -c < big && ls /tmp", 20)
+        result = following.run("cat score.txt && head -c 30000000 /dev/zero > big && wc -c < big && ls /tmp", 60)
         assert (result.output, result.exit_code) == ("0\n30000000\n", 0)
         following.run("echo 1 > score.txt", 30)
         assert verify(following, make_task()).reward == 1.0
@@ -101,7 +101,7 @@ def test_python_and_bash_take_nothing_from_the_agent(sandbox, make_task):
 
 
 def test_tests_and_solution_are_not_there(sandbox):
-    result = sandbox.run("find / -xdev -name test.sh -o -xdev -name solve.sh; ls -A /tests /logs; ls /solution", 20)
+    result = sandbox.run("find / -xdev -name test.sh -o -xdev -name solve.sh; ls -A /tests /logs; ls /solution", 60)
     assert "test.sh" not in result.output.replace("/tests:", "")
     assert "solve.sh" not in result.output
     assert result.output.startswith("/logs:\n\n/tests:\n")
@@ -112,7 +112,7 @@ def test_files_and_variables_of_the_host_are_not_there(tmp_path, monkeypatch, pr
     (tmp_path / "key").write_text("hunter2")
     opened = provider.open(make_task())
     try:
-        result = opened.run(f"cat {tmp_path}/key; ls -A /root /home; env; cat /proc/*/environ /etc/shadow", 10)
+        result = opened.run(f"cat {tmp_path}/key; ls -A /root /home; env; cat /proc/*/environ /etc/shadow", 60)
     finally:
         opened.close()
     assert "hunter2" not in result.output
@@ -219,7 +219,7 @@ def test_a_daemon_does_not_live_to_see_the_verification(sandbox, make_task):
 def test_the_supervisor_cannot_be_ended_or_stopped(sandbox):
     result = sandbox.run(
         "kill -9 1; kill -STOP 1; kill -TERM 1; kill -INT 1; echo forged > /proc/1/fd/1; cat /proc/1/fd/0 /proc/1/mem",
-        10,
+        60,
     )
     assert result.output.count("Permission denied") == 3
     assert sandbox.run("echo alive", 30).output == "alive\n"
@@ -243,7 +243,7 @@ def test_other_episodes_are_out_of_sight(sandbox, provider, make_task):
     try:
         other.run("SECRET=hunter2 sleep 60 & echo hunter2 > /tmp/secret", 30)
         result = sandbox.run(
-            "cat /tmp/secret /proc/*/environ /proc/*/cmdline /proc/*/root/tmp/secret | tr '\\0' '\\n'", 10
+            "cat /tmp/secret /proc/*/environ /proc/*/cmdline /proc/*/root/tmp/secret | tr '\\0' '\\n'", 60
         )
         assert "hunter2" not in result.output
     finally:
@@ -297,7 +297,7 @@ def test_what_is_counted_for_the_whole_machine_is_refused(sandbox):
     ],
 )
 def test_the_reward_cannot_be_planted(sandbox, make_task, trick):
-    sandbox.run(trick, 20)
+    sandbox.run(trick, 60)
     assert verify(sandbox, make_task(test="mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt")).reward == 0.0
 
 

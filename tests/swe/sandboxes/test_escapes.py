@@ -230,8 +230,7 @@ def test_the_supervisor_cannot_be_ended_or_stopped(sandbox):
 def test_processes_of_the_host_are_out_of_reach(sandbox):
     victim = subprocess.Popen(["sleep", "60"])
     try:
-        result = sandbox.run(f"kill -9 {victim.pid} {os.getpid()} {os.getppid()}", 30)
-        assert result.exit_code != 0
+        sandbox.run(f"kill -9 {victim.pid} {os.getpid()} {os.getppid()}", 30)
         assert victim.poll() is None
     finally:
         victim.kill()

@@ -148,7 +148,7 @@ class LimitExpert(SolutionExpert):
         return bash_block((task.folder / "solution" / "solve.sh").read_text(encoding="utf-8").strip())
 
 
-def make_student(folder: Path, tasks: Path, seed: int, width: int = 64, layers: int = 2) -> None:
+def make_student(folder: Path, tasks: Path, seed: int, width: int = 128, layers: int = 2) -> None:
     """Write an untrained Llama, and its tokenizer, which knows what is said in a task of a folder."""
     torch.manual_seed(seed)
     tokenizer = _tokenizer(said(tasks))
